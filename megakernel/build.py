@@ -1,0 +1,56 @@
+"""From choices to a packed table, in one call: check, lower, derive, place, wire, pack.
+
+Plans, searches, the simulator, the runtime and the tests all get their tables here, so that equal choices always give
+the same bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from megakernel import limits
+from megakernel.config import ConfigError
+from megakernel.counters import wire
+from megakernel.graph import TaskGraph
+from megakernel.hardware import HardwareSpec
+from megakernel.hazards import derive
+from megakernel.lowering import lower
+from megakernel.model import ModelSpec
+from megakernel.placement import place
+from megakernel.table import TaskTable, pack
+from megakernel.tiling import Choices
+from megakernel.workload import Bucket
+
+
+@dataclass(frozen=True)
+class BuiltStep:
+    """A decode step, lowered and placed: what it was built from, its graph, its table, the counters' titles."""
+
+    model: ModelSpec
+    bucket: Bucket
+    choices: Choices
+    graph: TaskGraph
+    table: TaskTable
+    counter_titles: tuple[str, ...]
+
+
+def build_step(model: ModelSpec, bucket: Bucket, choices: Choices, chip: HardwareSpec) -> BuiltStep:
+    """Build the table of `choices` for one list per SM of `chip`; ConfigError lists every limit they break."""
+    found = limits.reasons(model, bucket, choices, chip)
+    if found:
+        raise ConfigError("these choices can't run:\n" + "\n".join(f"  {reason}" for reason in found))
+    step = assemble(model, bucket, choices, chip.num_sms)
+    found = limits.check_memory(step.graph, chip)
+    if found:
+        raise ConfigError(found[0])
+    return step
+
+
+def assemble(model: ModelSpec, bucket: Bucket, choices: Choices, num_sms: int) -> BuiltStep:
+    """`build_step` for choices that are known to be legal."""
+    graph = lower(model, bucket, choices)
+    schedule = place(graph, choices.interleave, num_sms)
+    after_wait = choices.interleave.loads == "after_wait"
+    wiring = wire(graph, derive(graph), schedule, load_after_wait=after_wait)
+    table = pack(graph, schedule, wiring, bucket, choices)
+    return BuiltStep(model, bucket, choices, graph, table, wiring.titles)

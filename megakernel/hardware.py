@@ -1,0 +1,105 @@
+"""What a chip can do and what its steps cost: limits, ceilings and calibrated times, each with its source.
+
+Owns the shape of configs/hardware/*.toml and the rule that no number comes without a source. Refuses to price
+anything: the simulator does that with these numbers. Called by every command that takes a chip.
+"""
+
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from megakernel.config import Frozen, load_toml
+
+Positive = Annotated[float, Field(gt=0)]
+Cost = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(gt=0)]
+
+
+class Ceiling(Frozen):
+    """Highest measured streaming rate of the whole memory when only `num_sms` SMs read."""
+
+    num_sms: Count
+    bytes_per_ns: Positive
+
+
+class Costs(Frozen):
+    """Calibrated times of the simulator's model of an SM, the memory and a hand-off.
+
+    One byte per nanosecond is one gigabyte (10^9) per second.
+    """
+
+    issue_ns: Cost  # one bulk copy by the producer: wait for the stage, expect, copy
+    issue_capped_ns: Cost  # the same with the in-flight cap's extra wait
+    copy_latency_ns: Cost  # of a bulk copy, beside its time in the memory's queue
+    queue_ramp_ns: Positive  # queue that the memory needs to reach 63% of its rate
+    consume_copy_ns: Cost  # consumers, per landed copy
+    consume_bytes_per_ns: Positive  # consumers, per byte of a landed copy
+    handoff_ns: Cost  # from the last arrival to the waiting threads, idle memory
+    handoff_queue_share: Cost  # share of the memory's queue that each trip of a hand-off waits behind
+    arrive_serial_ns: Cost  # between two arrivals on one counter
+    poll_ns: Cost  # finding that a wait is already met, idle memory
+    poll_queue_share: Cost  # share of the memory's queue that such a poll waits behind
+    straggle_ns: Cost  # mean of a copy's own, random delay beside the queue
+    straggle_queue_share: Cost  # the same as a share of the queue that the copy finds
+    l2_bytes_per_ns: Positive  # activations read by an SM's run through L2
+
+
+class HardwareSpec(Frozen):
+    """One chip. `sources` names where each number comes from, by dotted key."""
+
+    name: str
+    architecture: str
+    num_sms: Count
+    sm_clock_mhz: Count
+    shared_memory_per_block_bytes: Count
+    memory_bytes: Count
+    l2_bytes: Count
+    datasheet_bytes_per_ns: Positive
+    sm_bytes_per_ns: Positive  # one SM's port
+    l2_latency_ns: Positive
+    dram_latency_ns: Positive
+    ceilings: tuple[Ceiling, ...]
+    costs: Costs
+    sources: dict[str, str]
+
+    @property
+    def streaming_bytes_per_ns(self) -> float:
+        """Measured streaming rate with all SMs reading."""
+        return self.ceilings[-1].bytes_per_ns
+
+    def cycles_ns(self, cycles: float) -> float:
+        """Convert SM cycles."""
+        return cycles * 1e3 / self.sm_clock_mhz
+
+    def ceiling_bytes_per_ns(self, num_sms: int) -> float:
+        """Streaming rate with `num_sms` SMs reading, interpolated between the measured numbers of SMs."""
+        below_sms, below = 0, 0.0
+        for each in self.ceilings:
+            if num_sms <= each.num_sms:
+                share = (num_sms - below_sms) / (each.num_sms - below_sms)
+                return below + share * (each.bytes_per_ns - below)
+            below_sms, below = each.num_sms, each.bytes_per_ns
+        return below
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        numbers = {key for key in HardwareSpec.model_fields if key not in {"name", "costs", "sources"}}
+        numbers |= {f"costs.{key}" for key in Costs.model_fields}
+        missing, unknown = sorted(numbers - self.sources.keys()), sorted(self.sources.keys() - numbers)
+        if missing:
+            raise ValueError(f"no source is given for {', '.join(missing)}; add to [sources]")
+        if unknown:
+            raise ValueError(f"[sources] names {', '.join(unknown)}, which is no number of a chip")
+        counts = [each.num_sms for each in self.ceilings]
+        if not counts or counts != sorted(set(counts)) or counts[-1] != self.num_sms:
+            raise ValueError(f"ceilings must be for rising numbers of SMs up to {self.num_sms}, not {counts}")
+        return self
+
+
+def load_hardware(path: str | Path) -> HardwareSpec:
+    """Read a chip's TOML file."""
+    return load_toml(path, HardwareSpec)
+
+
+__all__ = ["Ceiling", "Costs", "HardwareSpec", "load_hardware"]

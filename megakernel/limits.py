@@ -1,0 +1,188 @@
+"""The single statement of what a chip can run: reasons why a model, a bucket and choices don't go together.
+
+Everything that proposes choices asks here first, the search's space is drawn from these numbers, and a refusal says
+what was found, what was needed and which choice to change. Order and hazards are `verify`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from megakernel.graph import TaskGraph
+from megakernel.hardware import HardwareSpec
+from megakernel.kinds import KINDS
+from megakernel.model import ModelSpec, RoutedMlp
+from megakernel.tiling import PAIRED_COLUMNS, UNIT_ROWS, Choices, Segment
+from megakernel.workload import ROW_TILE, Bucket
+
+RESERVED_SHARED_BYTES = 4096
+"""Barriers of the ring, a window of records, routed ids and scores of a row tile."""
+
+CROSS_WARP_BYTES = 8 * UNIT_ROWS * ROW_TILE * 4
+"""fp32 partial sums of eight consumer warps over one unit and one row tile."""
+
+ATTENTION_WARP_GROUPS = 4
+"""Partial softmax results that attention keeps in shared memory while warps merge."""
+
+MAX_SHARE_UNITS = 65535
+"""Length of a share's device-built unit list."""
+
+COPY_GRANULE_BYTES = 1024
+"""A copy is whole sub-tiles of 16 rows x 32 columns, so that a stage never splits one."""
+
+ORDERED: dict[str, tuple[tuple[str, str], ...]] = {
+    "parallel": (
+        ("project", "attend"), ("attend", "merge"), ("merge", "output"), ("up", "down"),
+    ),
+    "sequential": (
+        ("project", "attend"), ("attend", "merge"), ("merge", "output"), ("output", "route"), ("route", "up"),
+        ("up", "down"),
+    ),
+}  # fmt: skip
+"""Operators of a layer of which the first must stand before the second in every list."""
+
+
+def layer_ops(model: ModelSpec, choices: Choices) -> tuple[str, ...]:
+    """Operators that an order must place."""
+    ops = ("project", "attend", "merge", "output", "up", "down")
+    separate = model.block == "sequential" or not choices.interleave.router_with_project
+    return (*ops, "route") if separate and _routed(model) else ops
+
+
+def order_pairs(model: ModelSpec, choices: Choices) -> tuple[tuple[str, str], ...]:
+    """Pairs of operators of which the first comes first."""
+    pairs = ORDERED[model.block]
+    if model.block == "parallel" and _routed(model):
+        router = "project" if choices.interleave.router_with_project else "route"
+        pairs = (*pairs, (router, "up"))
+    return pairs
+
+
+def workspace_bytes(model: ModelSpec, bucket: Bucket) -> int:
+    """Shared memory beside the ring: the hungriest kind's activations and partial sums."""
+    rows = min(bucket.rows, ROW_TILE)
+    width = max(layer.mlp.width for layer in model.layers)
+    heads = model.queries_per_kv
+    product = CROSS_WARP_BYTES + 2 * rows * max(model.hidden_size, model.q_size, 2 * width)
+    attention = 2 * heads * model.head_dim + ATTENTION_WARP_GROUPS * heads * (model.head_dim + 2) * 4
+    return max(product, attention)
+
+
+def shared_bytes(model: ModelSpec, bucket: Bucket, choices: Choices) -> int:
+    """Shared memory of one block."""
+    return choices.ring.bytes + workspace_bytes(model, bucket) + RESERVED_SHARED_BYTES
+
+
+def most_stages(model: ModelSpec, bucket: Bucket, copy_bytes: int, chip: HardwareSpec) -> int:
+    """Ring stages that fit beside the workspace."""
+    free = chip.shared_memory_per_block_bytes - workspace_bytes(model, bucket) - RESERVED_SHARED_BYTES
+    return max(free // copy_bytes, 0)
+
+
+def memory_bytes(graph: TaskGraph) -> tuple[int, int]:
+    """Device memory of weights, and of everything else (KV cache of the whole bucket and scratch)."""
+    weights = sum(buffer.bytes for buffer in graph.buffers if buffer.read_only)
+    return weights, sum(buffer.bytes for buffer in graph.buffers) - weights
+
+
+def check_memory(graph: TaskGraph, chip: HardwareSpec) -> list[str]:
+    """Reasons why a lowered step does not fit into the chip's memory."""
+    weights, rest = memory_bytes(graph)
+    if weights + rest <= chip.memory_bytes:
+        return []
+    return [
+        f"the step needs {weights / 1e9:.1f} GB of weights and {rest / 1e9:.1f} GB of KV cache and scratch; "
+        f"{chip.name} has {chip.memory_bytes / 1e9:.1f} GB: take a smaller model, fewer rows or a shorter max_context_tokens"
+    ]
+
+
+def reasons(model: ModelSpec, bucket: Bucket, choices: Choices, chip: HardwareSpec) -> list[str]:
+    """Why these choices are not legal; an empty list when they are."""
+    return [
+        *_geometry(model, choices),
+        *_bucket(model, bucket),
+        *_ring(model, bucket, choices, chip),
+        *_order(model, choices),
+        *_placement(model, bucket, choices, chip),
+    ]
+
+
+def _routed(model: ModelSpec) -> bool:
+    return any(isinstance(layer.mlp, RoutedMlp) for layer in model.layers)
+
+
+def _geometry(model: ModelSpec, choices: Choices) -> Iterator[str]:
+    splits = choices.rounding.project_k_splits
+    multiples = (
+        ("hidden_size", model.hidden_size, UNIT_ROWS),
+        ("head_dim", model.head_dim, UNIT_ROWS),
+        ("vocab_size", model.vocab_size, UNIT_ROWS),
+        ("hidden_size / project_k_splits", model.hidden_size / splits, UNIT_ROWS),
+        *((f"layer {i} MLP width", layer.mlp.width, UNIT_ROWS) for i, layer in enumerate(model.layers)),
+    )
+    for name, value, of in multiples:
+        if value % of:
+            yield f"{name} is {value:g}, needed a multiple of {of}"
+    assert UNIT_ROWS % PAIRED_COLUMNS == 0
+
+
+def _bucket(model: ModelSpec, bucket: Bucket) -> Iterator[str]:
+    if bucket.max_context_tokens > model.max_context_tokens:
+        yield (
+            f"bucket max_context_tokens is {bucket.max_context_tokens}, the model ends at {model.max_context_tokens}"
+        )
+
+
+def _ring(model: ModelSpec, bucket: Bucket, choices: Choices, chip: HardwareSpec) -> Iterator[str]:
+    ring, rounding = choices.ring, choices.rounding
+    if ring.copy_bytes % COPY_GRANULE_BYTES:
+        yield f"ring.copy_bytes is {ring.copy_bytes}, needed a multiple of {COPY_GRANULE_BYTES}"
+    held = max(info.hold_copies for info in KINDS.values()) + 1
+    if ring.stages < held:
+        yield f"ring.stages is {ring.stages}, needed at least {held}: a run holds {held - 1} while the next copy lands"
+    cap = ring.in_flight_cap_bytes
+    if cap is not None and not ring.copy_bytes <= cap <= ring.bytes:
+        yield (
+            f"ring.in_flight_cap_bytes is {cap}, needed from {ring.copy_bytes} (one copy) to {ring.bytes} (the ring), or none"
+        )
+    if rounding.chunk_tokens % rounding.page_tokens:
+        yield f"rounding.chunk_tokens is {rounding.chunk_tokens}, needed whole pages of {rounding.page_tokens} tokens"
+    needed, limit = shared_bytes(model, bucket, choices), chip.shared_memory_per_block_bytes
+    if needed > limit:
+        fits = most_stages(model, bucket, ring.copy_bytes, chip)
+        yield (
+            f"ring.stages is {ring.stages} x {ring.copy_bytes} bytes: with {needed - ring.bytes} bytes of activations and "
+            f"barriers that is {needed} of {limit} bytes of shared memory; at most {fits} stages fit"
+        )
+
+
+def _order(model: ModelSpec, choices: Choices) -> Iterator[str]:
+    segments = choices.interleave.segments
+    needed = layer_ops(model, choices)
+    for op in sorted({segment.op for segment in segments} - set(needed)):
+        yield f"interleave.order places {op!r}, this block has {', '.join(needed)}"
+    for op in needed:
+        found = [segment for segment in segments if segment.op == op]
+        parts = found[0].parts if found else 1
+        whole = [Segment(op=op, part=part, parts=parts) for part in range(1, parts + 1)]
+        if sorted(found, key=lambda s: s.part) != whole:
+            yield f"interleave.order places {op} as {[str(s.part) + '/' + str(s.parts) for s in found]}, needed each part once"
+    at = {op: [idx for idx, segment in enumerate(segments) if segment.op == op] for op in needed}
+    for first, second in order_pairs(model, choices):
+        if at[first] and at[second] and max(at[first]) > min(at[second]):
+            yield f"interleave.order has {second} before {first} is complete, which it waits for: SMs would deadlock"
+
+
+def _placement(model: ModelSpec, bucket: Bucket, choices: Choices, chip: HardwareSpec) -> Iterator[str]:
+    interleave = choices.interleave
+    if interleave.attention_sms is not None and interleave.attention_sms >= chip.num_sms:
+        yield f"interleave.attention_sms is {interleave.attention_sms}, needed fewer than the chip's {chip.num_sms} SMs"
+    if model.block == "sequential" and interleave.router_with_project and _routed(model):
+        yield "interleave.router_with_project is true, but a sequential block's router reads what attention leaves"
+    for layer in model.layers:
+        if isinstance(layer.mlp, RoutedMlp):
+            experts = min(layer.mlp.num_experts, layer.mlp.top_k * bucket.rows)
+            units = -(-experts * (layer.mlp.width // PAIRED_COLUMNS) // choices.cut.up)
+            if units > MAX_SHARE_UNITS:
+                yield f"cut.up is {choices.cut.up}: a share could get {units} units, its list holds {MAX_SHARE_UNITS}"
+                break

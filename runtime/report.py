@@ -1,0 +1,41 @@
+"""How the `runtime` command shows its results.
+
+Owns tables for people only; the machine's form of a result is its JSON. Called by runtime/cli.py.
+"""
+
+from collections import Counter
+
+from rich.table import Table
+
+from megakernel.model import DenseMlp, LayerSpec, ModelSpec, RoutedMlp
+
+
+def model_table(spec: ModelSpec) -> Table:
+    """Return a table of a model's geometry and size."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column()
+    head = "tied to the embedding" if spec.tied_embeddings else "a matrix of its own"
+    table.add_row("family", f"{spec.family}, {spec.block} block" + (", q/k norm" if spec.qk_norm else ""))
+    table.add_row("hidden size", str(spec.hidden_size))
+    table.add_row("heads", f"{spec.num_heads} query, {spec.num_kv_heads} key/value, {spec.head_dim} wide")
+    table.add_row("vocabulary", f"{spec.vocab_size} tokens, head {head}")
+    table.add_row("context", f"at most {spec.max_context_tokens} tokens")
+    for described, count in Counter(_describe(layer) for layer in spec.layers).items():
+        table.add_row("1 layer" if count == 1 else f"{count} layers", described)
+    table.add_row("parameters", f"{spec.num_parameters:,}, of which a token reads {spec.decode_active_parameters:,}")
+    table.add_row("weights", f"{spec.weight_bytes / 1e9:.2f} GB in bfloat16")
+    table.add_row("KV cache", f"{spec.kv_bytes_per_token_per_layer} bytes a token and layer")
+    return table
+
+
+def _describe(layer: LayerSpec) -> str:
+    reach = "all tokens" if layer.window_tokens is None else f"a window of {layer.window_tokens} tokens"
+    position = "no position embedding" if layer.rope is None else f"RoPE {layer.rope.theta:g} ({layer.rope.pairing})"
+    match layer.mlp:
+        case DenseMlp(width=width):
+            return f"attention to {reach}, {position}; dense MLP {width}"
+        case RoutedMlp() as mlp:
+            score = mlp.score + (", renormalised" if mlp.renormalise else "")
+            experts = f"{mlp.top_k} of {mlp.num_experts} experts of {mlp.width} ({score})"
+            return f"attention to {reach}, {position}; {experts}"

@@ -1,0 +1,119 @@
+"""What a simulated persistent kernel is asked to do: a list of records for every SM, and the ring they share.
+
+Owns the abstract input of the simulator and its checks. Refuses to know models, task kinds or files: the two
+front ends (streaming programs, plan tables) translate into it. Built by `stream.py` and by the plan front end,
+read by `simulate.py` and `sm.py`.
+"""
+
+from dataclasses import dataclass, field
+
+
+class ProgramError(Exception):
+    """A program that cannot run on the simulated chip, or that stops for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Met once `counter` has been arrived on `need` times in this run."""
+
+    counter: int
+    need: int
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """An arrival before the record's end: `work_ns` after its run waits, by the consumers."""
+
+    counter: int
+    work_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What a report calls a record; the simulation never reads it."""
+
+    kind: str
+    task: int = -1
+    path: str = ""
+    layer: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One task of one SM: load wait, load, run wait, early signal, work, consume, compute, arrive.
+
+    `load_bytes` come in copies of the ring's copy size, the last one possibly shorter. `load_work_ns` is the
+    producer's, spent after its load waits. `signal.work_ns` and `work_ns` are the consumers', spent after the run
+    waits and before the first copy is used; `compute_ns` follows the last copy. `other_bytes` are read by the run
+    itself through L2. `arrive` counts up when all of that is done.
+    """
+
+    label: Label
+    load_bytes: int = 0
+    load_waits: tuple[Wait, ...] = ()
+    load_work_ns: float = 0.0
+    run_waits: tuple[Wait, ...] = ()
+    signal: Signal | None = None
+    work_ns: float = 0.0
+    compute_ns: float = 0.0
+    other_bytes: int = 0
+    arrive: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """The landing zone of an SM's copies: how many stages, and how much may be on its way at once."""
+
+    copy_bytes: int
+    stages: int
+    in_flight_cap_bytes: int | None = None
+
+    @property
+    def cap_copies(self) -> int | None:
+        """Copies in flight at most: copy i is issued once copy i - cap_copies has landed."""
+        return None if self.in_flight_cap_bytes is None else self.in_flight_cap_bytes // self.copy_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Records per SM in the order in which each SM walks them."""
+
+    ring: Ring
+    sms: tuple[tuple[Record, ...], ...]
+    num_counters: int
+    arrivals: tuple[int, ...] = field(init=False)  # per counter, over the whole run
+
+    def __post_init__(self) -> None:
+        """Refuse what no SM could walk, and count every counter's arrivals."""
+        ring = self.ring
+        if ring.copy_bytes < 1 or ring.stages < 1:
+            raise ProgramError(f"a ring of {ring.stages} stages of {ring.copy_bytes} bytes holds no copy")
+        if ring.cap_copies is not None and ring.cap_copies < 1:
+            raise ProgramError(
+                f"the in-flight cap of {ring.in_flight_cap_bytes} bytes is below one copy of {ring.copy_bytes}"
+            )
+        if not self.sms:
+            raise ProgramError("a program needs at least one SM")
+        arrivals = [0] * self.num_counters
+        for records in self.sms:
+            for record in records:
+                self._check(record)
+                if record.signal is not None:
+                    arrivals[record.signal.counter] += 1
+                if record.arrive is not None:
+                    arrivals[record.arrive] += 1
+        object.__setattr__(self, "arrivals", tuple(arrivals))
+
+    def _check(self, record: Record) -> None:
+        used = [wait.counter for wait in record.load_waits + record.run_waits]
+        if record.signal is not None:
+            used.append(record.signal.counter)
+        if record.arrive is not None:
+            used.append(record.arrive)
+        for counter in used:
+            if not 0 <= counter < self.num_counters:
+                raise ProgramError(f"{record.label} uses counter {counter} of {self.num_counters}")
+        if record.load_bytes < 0:
+            raise ProgramError(f"{record.label} loads {record.load_bytes} bytes")
+        if min(record.load_work_ns, record.work_ns, record.compute_ns, record.other_bytes) < 0:
+            raise ProgramError(f"{record.label} spends a negative time or number of bytes")

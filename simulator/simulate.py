@@ -1,0 +1,43 @@
+"""Runs a program on a chip: one SimPy environment, one memory, its counters, and an SM per record list.
+
+Owns the choice between exact mode (every copy is issued by its own event) and fast mode (several copies at once),
+and the refusal of programs that stop for ever. Refuses to read files or to print. Called by the front ends.
+"""
+
+import simpy
+
+from megakernel.hardware import HardwareSpec
+from simulator.counters import Counters
+from simulator.memory import Memory
+from simulator.program import Program, ProgramError
+from simulator.result import Result
+from simulator.sm import StreamingMultiprocessor
+
+FAST_BATCH_BYTES = 40 * 1024
+
+
+def simulate(program: Program, chip: HardwareSpec, *, exact: bool = False) -> Result:
+    """Run `program` to its end and return what happened when."""
+    if len(program.sms) > chip.num_sms:
+        raise ProgramError(f"the program has {len(program.sms)} SMs and {chip.name} has {chip.num_sms}")
+    env = simpy.Environment()
+    memory = Memory(chip, len(program.sms))
+    counters = Counters(env, chip, memory, program.num_counters)
+    batch = 1 if exact else max(1, FAST_BATCH_BYTES // program.ring.copy_bytes)
+    sms = [
+        StreamingMultiprocessor(env, chip, memory, counters, program.ring, records, sm=sm, batch_copies=batch)
+        for sm, records in enumerate(program.sms)
+    ]
+    for sm in sms:
+        sm.start()
+    env.run()
+    for idx, sm in enumerate(sms):
+        if not sm.is_done:
+            raise ProgramError(f"the program stops for ever: SM {idx} is {sm.blocked_at}")
+    return Result(
+        total_ns=max((sm.times.end_ns[-1] for sm in sms if len(sm.times.end_ns)), default=0.0),
+        bytes_read=memory.bytes_read,
+        memory_busy_ns=memory.busy_ns,
+        events=sum(len(sm.times.end_ns) for sm in sms),
+        sms=tuple(sm.times for sm in sms),
+    )
