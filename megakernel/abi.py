@@ -1,23 +1,17 @@
-"""The binary interface between host and device: records declared once, printed as `csrc/abi.cuh`.
+"""The binary interface between host and device: records declared once.
 
-Fields are listed here and nowhere else; numpy packs them, and the generated header asserts size and offset of each. The
-live arithmetic of `live` and the kinds' numbers are printed with them. A test compares the committed header with
-`render()`.
+Fields are listed here and nowhere else: numpy packs them, and `header` prints them as `csrc/abi.cuh`, which asserts
+size and offset of each. A test compares the committed header with what would be printed.
 """
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
-from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 
 from megakernel.counters import NONE
-from megakernel.kinds import TaskKind
-from megakernel.live import LIVE_FUNCTIONS
 from megakernel.tiling import PAIRED_COLUMNS, UNIT_ROWS
 from megakernel.workload import ROW_TILE
 
@@ -27,6 +21,30 @@ MAX_LOAD_WAITS = 4
 MAX_RUN_WAITS = 4
 MAX_INPUTS = 4
 MAX_OUTPUTS = 2
+MAX_KINDS = 16
+
+
+class Stop(IntEnum):
+    """Why the first block to give up did so."""
+
+    NONE = 0
+    LATE = 1
+    UNBUILT = 2
+
+
+class Place(IntEnum):
+    """What a thread of the kernel waits for, or does, when it gives up."""
+
+    NONE = 0
+    LOAD_WAIT = 1
+    RUN_WAIT = 2
+    LOAD = 3
+    RECORD = 4
+    RECORD_SLOT = 5
+    STAGE = 6
+    IN_FLIGHT_CAP = 7
+    DATA = 8
+
 
 CONSTANTS: dict[str, int] = {
     "kAbiVersion": ABI_VERSION,
@@ -36,6 +54,7 @@ CONSTANTS: dict[str, int] = {
     "kMaxRunWaits": MAX_RUN_WAITS,
     "kMaxInputs": MAX_INPUTS,
     "kMaxOutputs": MAX_OUTPUTS,
+    "kMaxKinds": MAX_KINDS,
     "kRowTile": ROW_TILE,
     "kUnitRows": UNIT_ROWS,
     "kPairedColumns": PAIRED_COLUMNS,
@@ -126,95 +145,120 @@ HEADER = Struct(
     ),
 )
 
-STRUCTS = (WAIT, RECORD, HEADER)
+LAYER = Struct(
+    "Layer",
+    (
+        Field("project", "uint64_t", "address of the packed Q, K, V weights"),
+        Field("router", "uint64_t", "address of the router's rows; 0: none"),
+        Field("kv", "uint64_t", "address of the pool of KV pages: [page, KV head, K or V, token, head_dim]"),
+        Field("output", "uint64_t", "address of the output projection"),
+        Field("up", "uint64_t", "address of gate and up weights, expert after expert"),
+        Field("down", "uint64_t", "address of down weights, expert after expert"),
+        Field("window_tokens", "uint32_t", "attention window; 0: all of the context"),
+        Field("num_experts", "uint32_t", "routed experts; 0: a dense MLP"),
+        Field("top_k", "uint32_t", "experts of a row"),
+        Field("mlp_width", "uint32_t", "width of the MLP, or of one expert"),
+    ),
+)
+
+LAUNCH = Struct(
+    "Launch",
+    (
+        Field("offsets", "uint64_t", "uint32_t[num_sms + 1]: first record of every list"),
+        Field("totals", "uint64_t", "uint32_t[num_counters]: arrivals a step"),
+        Field("records", "uint64_t", "Record[num_records]"),
+        Field("counters", "uint64_t", "the counters, kCounterStride words apart"),
+        Field("buffers", "uint64_t", "uint64_t[num_buffers]: addresses of the buffers that records name"),
+        Field("layers", "uint64_t", "Layer[num_layers]"),
+        Field("head", "uint64_t", "address of the head's rows"),
+        Field("embedding", "uint64_t", "address of the embedding's rows"),
+        Field("rows", "uint64_t", "RowState[rows]"),
+        Field("pages", "uint64_t", "uint32_t[rows, pages a row]: page ids of every row, one table for all layers"),
+        Field("routed", "uint64_t", "uint32_t[layers, rows, most top_k]: experts of every row, streaming mode only"),
+        Field("arena", "uint64_t", "address of the linear walk's bytes"),
+        Field("present", "uint64_t", "uint32_t: blocks that have started"),
+        Field("abort", "uint64_t", "uint32_t: not 0 once a block has given up"),
+        Field("report", "uint64_t", "Report in the host's memory, written by the first block to give up"),
+        Field("progress", "uint64_t", "Progress[num_sms], written as a block leaves"),
+        Field("trace", "uint64_t", "Trace[num_records] of step trace_step"),
+        Field("clocks", "uint64_t", "Clocks[num_sms], written when a trace is taken"),
+        Field("sink", "uint64_t", "uint32_t: takes what must look used"),
+        Field("deadline_cycles", "uint64_t", "longest wait before a block gives up"),
+        Field("first_step", "uint32_t", "number of the first step; counters stand at first_step * total"),
+        Field("num_steps", "uint32_t", "steps of this launch"),
+        Field("trace_step", "uint32_t", "step that is traced"),
+        Field("reserved", "uint32_t", "zero"),
+        Field(
+            "load_cycles", "uint32_t", "streaming mode, by kind: spent by the producer after the load waits", MAX_KINDS
+        ),
+        Field("early_cycles", "uint32_t", "streaming mode, by kind: spent before the early signal", MAX_KINDS),
+        Field("run_cycles", "uint32_t", "streaming mode, by kind: spent before the first copy is used", MAX_KINDS),
+    ),
+)
+
+ROW_STATE = Struct(
+    "RowState",
+    (
+        Field("position", "uint32_t", "of the token being decoded, 0-based"),
+        Field("active", "uint32_t", "0: the row is empty"),
+    ),
+)
+
+REPORT = Struct(
+    "Report",
+    (
+        Field("stop", "uint32_t", "Stop"),
+        Field("place", "uint32_t", "Place"),
+        Field("sm", "uint32_t", "list whose block gave up first"),
+        Field("step", "uint32_t", "step it was in"),
+        Field("record", "uint32_t", "record of its list"),
+        Field("task", "uint32_t", "that record's task"),
+        Field("counter", "uint32_t", "counter waited for; kNone: none"),
+        Field("wanted", "uint32_t", "its awaited value, or the copy awaited"),
+        Field("seen", "uint32_t", "its value when last polled"),
+        Field("present", "uint32_t", "blocks that had started"),
+        Field("waited_cycles", "uint64_t", "how long"),
+    ),
+)
+
+PROGRESS = Struct(
+    "Progress",
+    (
+        Field("loaded", "uint32_t", "records of this launch, all its steps, whose copies were all issued"),
+        Field("arrived", "uint32_t", "records of this launch that ran to their end and arrived"),
+    ),
+)
+
+TRACE = Struct(
+    "Trace",
+    (
+        Field("load_start", "uint32_t", "load waits met; cycles since Clocks.begin_cycles, like all times here"),
+        Field("landed", "uint32_t", "last copy seen by the consumers"),
+        Field("run_wait", "uint32_t", "consumers hold the record"),
+        Field("run_start", "uint32_t", "run waits met"),
+        Field("end", "uint32_t", "run over, arrival sent"),
+        Field("copies", "uint32_t", "copies of the load"),
+        Field("bytes", "uint32_t", "bytes of the load"),
+        Field("checksum", "uint32_t", "exclusive or of all 32-bit words that the run consumed"),
+    ),
+)
+
+CLOCKS = Struct(
+    "Clocks",
+    (
+        Field("begin_cycles", "uint64_t", "this SM's clock at a tick of the card's timer"),
+        Field("begin_ns", "uint64_t", "the card's timer at that tick"),
+        Field("end_cycles", "uint64_t", "the same at the end"),
+        Field("end_ns", "uint64_t", "the same at the end"),
+    ),
+)
+
+ENUMS: tuple[type[IntEnum], ...] = (Stop, Place)
+
+STRUCTS = (WAIT, RECORD, HEADER, LAYER, LAUNCH, ROW_STATE, REPORT, PROGRESS, TRACE, CLOCKS)
+
+_NUMPY_TYPES = {"uint16_t": "<u2", "uint32_t": "<u4", "uint64_t": "<u8"}
 
 
 def _numpy_type(name: str) -> np.dtype[np.void] | str:
-    return WAIT.dtype if name == "Wait" else {"uint16_t": "<u2", "uint32_t": "<u4"}[name]
-
-
-def render() -> str:
-    """Text of `csrc/abi.cuh`."""
-    parts = [
-        "// Generated from megakernel/abi.py by `runtime abi --write`; do not edit.",
-        "#pragma once",
-        "#include <cstddef>",
-        "#include <cstdint>",
-        "",
-        "#ifdef __CUDACC__",
-        "#define MK_HOST_DEVICE __host__ __device__",
-        "#else",
-        "#define MK_HOST_DEVICE",
-        "#endif",
-        "",
-        "namespace mk::abi {",
-        "",
-        *(f"inline constexpr uint32_t {name} = {value}u;" for name, value in CONSTANTS.items()),
-        "",
-        "enum class TaskKind : uint16_t {",
-        *(f"  k{kind.name.title()} = {kind.value}," for kind in TaskKind),
-        "};",
-    ]
-    for struct in STRUCTS:
-        parts += ["", *_struct_lines(struct)]
-    parts += ["", "// Arithmetic on live state, translated from megakernel/live.py."]
-    for function in LIVE_FUNCTIONS:
-        parts += ["", *_function_lines(function)]
-    return "\n".join([*parts, "", "}  // namespace mk::abi", ""])
-
-
-def _struct_lines(struct: Struct) -> list[str]:
-    dtype = struct.dtype
-    lines = [f"struct {struct.name} {{"]
-    for field in struct.fields:
-        array = f"[{field.length}]" if field.length else ""
-        lines.append(f"  {field.type} {field.name}{array};  // {field.meaning}")
-    lines += ["};", f"static_assert(sizeof({struct.name}) == {dtype.itemsize});"]
-    members: dict[str, tuple[object, ...]] = {name: tuple(member) for name, member in (dtype.fields or {}).items()}
-    for field in struct.fields:
-        lines.append(f"static_assert(offsetof({struct.name}, {field.name}) == {members[field.name][1]});")
-    return lines
-
-
-def _function_lines(function: Callable[..., int]) -> list[str]:
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
-    assert isinstance(tree, ast.FunctionDef)
-    result = tree.body[-1]
-    assert isinstance(result, ast.Return), f"{tree.name}: needed one return expression"
-    assert result.value is not None
-    arguments = ", ".join(f"uint32_t {argument.arg}" for argument in tree.args.args)
-    return [
-        f"// {ast.get_docstring(tree)}",
-        f"MK_HOST_DEVICE inline constexpr uint32_t {tree.name}({arguments}) {{",
-        f"  return static_cast<uint32_t>({_expression(result.value)});",
-        "}",
-    ]
-
-
-_OPERATORS: dict[type[ast.AST], str] = {
-    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "/", ast.Mod: "%",
-    ast.Gt: ">", ast.GtE: ">=", ast.Lt: "<", ast.LtE: "<=", ast.Eq: "==",
-}  # fmt: skip
-
-
-def _expression(node: ast.expr) -> str:
-    """C++ text of an integer expression; every operand is int64_t, so differences may be negative in between."""
-    match node:
-        case ast.BinOp():
-            return f"({_expression(node.left)} {_OPERATORS[type(node.op)]} {_expression(node.right)})"
-        case ast.Compare(ops=[operator], comparators=[right]):
-            return f"({_expression(node.left)} {_OPERATORS[type(operator)]} {_expression(right)})"
-        case ast.IfExp():
-            return f"({_expression(node.test)} ? {_expression(node.body)} : {_expression(node.orelse)})"
-        case ast.Name():
-            return f"int64_t{{{node.id}}}"
-        case ast.Constant(value=int()):
-            return f"int64_t{{{node.value}}}"
-        case ast.Call(func=ast.Name(id="max" | "min" as name), args=[first, second]):
-            left, right = _expression(first), _expression(second)
-            return f"({left} {'>' if name == 'max' else '<'} {right} ? {left} : {right})"
-        case ast.Call(func=ast.Name(id=name), args=arguments):
-            passed = (f"static_cast<uint32_t>({_expression(argument)})" for argument in arguments)
-            return f"int64_t{{{name}({', '.join(passed)})}}"
-        case _:
-            raise AssertionError(f"live arithmetic uses {ast.dump(node)}, which has no translation")
+    return WAIT.dtype if name == "Wait" else _NUMPY_TYPES[name]

@@ -36,14 +36,21 @@ class BuiltStep:
 
 def build_step(model: ModelSpec, bucket: Bucket, choices: Choices, chip: HardwareSpec) -> BuiltStep:
     """Build the table of `choices` for one list per SM of `chip`; ConfigError lists every limit they break."""
-    found = limits.reasons(model, bucket, choices, chip)
-    if found:
-        raise ConfigError("these choices can't run:\n" + "\n".join(f"  {reason}" for reason in found))
+    _refuse(limits.reasons(model, bucket, choices, chip), chip)
     step = assemble(model, bucket, choices, chip.num_sms)
-    found = limits.check_memory(step.graph, chip)
-    if found:
-        raise ConfigError(found[0])
+    _refuse(limits.check_memory(step.graph, chip), chip)
     return step
+
+
+def check_step(step: BuiltStep, chip: HardwareSpec) -> None:
+    """Raise ConfigError unless `chip` can run a step that was built for another one."""
+    found = [*limits.reasons(step.model, step.bucket, step.choices, chip), *limits.check_memory(step.graph, chip)]
+    _refuse(found, chip)
+
+
+def _refuse(found: list[str], chip: HardwareSpec) -> None:
+    if found:
+        raise ConfigError(f"these choices can't run on {chip.name}:\n" + "\n".join(f"  {reason}" for reason in found))
 
 
 def assemble(model: ModelSpec, bucket: Bucket, choices: Choices, num_sms: int) -> BuiltStep:

@@ -46,7 +46,7 @@ class Wiring:
 
 
 def wire(graph: TaskGraph, dependencies: Dependencies, schedule: Schedule, *, load_after_wait: bool) -> Wiring:
-    """Give every dependency a counter and every record its waits; `load_after_wait` holds loads back to the run wait."""
+    """Give dependencies counters and records their waits; `load_after_wait` holds loads back to the run wait."""
     counters: dict[tuple[int, bool], int] = {}
     for needs in dependencies.needs:
         for source in (*needs.load, *needs.run):

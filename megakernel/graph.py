@@ -19,8 +19,8 @@ Box = tuple[tuple[int, int], ...]
 class When(IntEnum):
     """Phase of a task in which an access happens.
 
-    A LOAD access lasts from the load wait until the copy has landed, which is known only when the run has ended; an EARLY
-    one is over at the early signal; a RUN one at the arrival.
+    A LOAD access lasts from the load wait until the copy has landed, known only when the run has ended; an EARLY one is
+    over at the early signal; a RUN one at the arrival.
     """
 
     LOAD = 0

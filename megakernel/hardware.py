@@ -10,6 +10,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from megakernel.config import Frozen, load_toml
+from megakernel.work import WorkCosts
 
 Positive = Annotated[float, Field(gt=0)]
 Cost = Annotated[float, Field(ge=0)]
@@ -61,6 +62,7 @@ class HardwareSpec(Frozen):
     dram_latency_ns: Positive
     ceilings: tuple[Ceiling, ...]
     costs: Costs
+    work: WorkCosts = WorkCosts()  # of a kernel on this chip; the defaults say where they come from
     sources: dict[str, str]
 
     @property
@@ -84,9 +86,10 @@ class HardwareSpec(Frozen):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        numbers = {key for key in HardwareSpec.model_fields if key not in {"name", "costs", "sources"}}
+        numbers = {key for key in HardwareSpec.model_fields if key not in {"name", "costs", "work", "sources"}}
         numbers |= {f"costs.{key}" for key in Costs.model_fields}
-        missing, unknown = sorted(numbers - self.sources.keys()), sorted(self.sources.keys() - numbers)
+        works = {f"work.{key}" for key in WorkCosts.model_fields}
+        missing, unknown = sorted(numbers - self.sources.keys()), sorted(self.sources.keys() - numbers - works)
         if missing:
             raise ValueError(f"no source is given for {', '.join(missing)}; add to [sources]")
         if unknown:

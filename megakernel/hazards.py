@@ -138,12 +138,9 @@ class _Derivation:
             past.append((step, op_idx))
         load, known = self._reduce(wanted[True], 0)
         run, known = self._reduce(wanted[False], known)
-        for early in (True, False):
-            source = Source(op_idx, early, 1 - step)
-            bits = 1 << _index(source, self.num_ops)
-            if not early:
-                bits |= 1 << _index(Source(op_idx, True, 1 - step), self.num_ops)
-            self.closure[source] = known | bits
+        at_early, at_end = (Source(op_idx, early=early, lag=1 - step) for early in (True, False))
+        self.closure[at_early] = known | 1 << _index(at_early, self.num_ops)
+        self.closure[at_end] = self.closure[at_early] | 1 << _index(at_end, self.num_ops)
         return Needs(load, run)
 
     def _reduce(self, wanted: Iterable[Source], known: int) -> tuple[tuple[Source, ...], int]:

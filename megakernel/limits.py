@@ -79,6 +79,11 @@ def most_stages(model: ModelSpec, bucket: Bucket, copy_bytes: int, chip: Hardwar
     return max(free // copy_bytes, 0)
 
 
+def least_stages() -> int:
+    """Ring stages that every kind can run with: those that a run holds, and one for the next copy to land in."""
+    return max(info.hold_copies for info in KINDS.values()) + 1
+
+
 def memory_bytes(graph: TaskGraph) -> tuple[int, int]:
     """Device memory of weights, and of everything else (KV cache of the whole bucket and scratch)."""
     weights = sum(buffer.bytes for buffer in graph.buffers if buffer.read_only)
@@ -90,10 +95,12 @@ def check_memory(graph: TaskGraph, chip: HardwareSpec) -> list[str]:
     weights, rest = memory_bytes(graph)
     if weights + rest <= chip.memory_bytes:
         return []
-    return [
-        f"the step needs {weights / 1e9:.1f} GB of weights and {rest / 1e9:.1f} GB of KV cache and scratch; "
-        f"{chip.name} has {chip.memory_bytes / 1e9:.1f} GB: take a smaller model, fewer rows or a shorter max_context_tokens"
-    ]
+    reason = (
+        f"the step needs {weights / 1e9:.1f} GB of weights and {rest / 1e9:.1f} GB of KV cache and scratch, "
+        f"{chip.name} has {chip.memory_bytes / 1e9:.1f} GB: take a smaller model, fewer rows or a shorter "
+        "max_context_tokens"
+    )
+    return [reason]
 
 
 def reasons(model: ModelSpec, bucket: Bucket, choices: Choices, chip: HardwareSpec) -> list[str]:
@@ -137,13 +144,14 @@ def _ring(model: ModelSpec, bucket: Bucket, choices: Choices, chip: HardwareSpec
     ring, rounding = choices.ring, choices.rounding
     if ring.copy_bytes % COPY_GRANULE_BYTES:
         yield f"ring.copy_bytes is {ring.copy_bytes}, needed a multiple of {COPY_GRANULE_BYTES}"
-    held = max(info.hold_copies for info in KINDS.values()) + 1
+    held = least_stages()
     if ring.stages < held:
         yield f"ring.stages is {ring.stages}, needed at least {held}: a run holds {held - 1} while the next copy lands"
     cap = ring.in_flight_cap_bytes
     if cap is not None and not ring.copy_bytes <= cap <= ring.bytes:
         yield (
-            f"ring.in_flight_cap_bytes is {cap}, needed from {ring.copy_bytes} (one copy) to {ring.bytes} (the ring), or none"
+            f"ring.in_flight_cap_bytes is {cap}, needed from {ring.copy_bytes} (one copy) to {ring.bytes} (the ring), "
+            "or none"
         )
     if rounding.chunk_tokens % rounding.page_tokens:
         yield f"rounding.chunk_tokens is {rounding.chunk_tokens}, needed whole pages of {rounding.page_tokens} tokens"
@@ -151,8 +159,8 @@ def _ring(model: ModelSpec, bucket: Bucket, choices: Choices, chip: HardwareSpec
     if needed > limit:
         fits = most_stages(model, bucket, ring.copy_bytes, chip)
         yield (
-            f"ring.stages is {ring.stages} x {ring.copy_bytes} bytes: with {needed - ring.bytes} bytes of activations and "
-            f"barriers that is {needed} of {limit} bytes of shared memory; at most {fits} stages fit"
+            f"ring.stages is {ring.stages} x {ring.copy_bytes} bytes: with {needed - ring.bytes} bytes of activations "
+            f"and barriers that is {needed} of {limit} bytes of shared memory; at most {fits} stages fit"
         )
 
 
@@ -166,7 +174,8 @@ def _order(model: ModelSpec, choices: Choices) -> Iterator[str]:
         parts = found[0].parts if found else 1
         whole = [Segment(op=op, part=part, parts=parts) for part in range(1, parts + 1)]
         if sorted(found, key=lambda s: s.part) != whole:
-            yield f"interleave.order places {op} as {[str(s.part) + '/' + str(s.parts) for s in found]}, needed each part once"
+            parts_found = ", ".join(f"{segment.part}/{segment.parts}" for segment in found) or "nothing"
+            yield f"interleave.order places {parts_found} of {op}, needed every part once"
     at = {op: [idx for idx, segment in enumerate(segments) if segment.op == op] for op in needed}
     for first, second in order_pairs(model, choices):
         if at[first] and at[second] and max(at[first]) > min(at[second]):
@@ -184,5 +193,5 @@ def _placement(model: ModelSpec, bucket: Bucket, choices: Choices, chip: Hardwar
             experts = min(layer.mlp.num_experts, layer.mlp.top_k * bucket.rows)
             units = -(-experts * (layer.mlp.width // PAIRED_COLUMNS) // choices.cut.up)
             if units > MAX_SHARE_UNITS:
-                yield f"cut.up is {choices.cut.up}: a share could get {units} units, its list holds {MAX_SHARE_UNITS}"
+                yield f"cut.up is {choices.cut.up}: a share could get {units} units, a list holds {MAX_SHARE_UNITS}"
                 break

@@ -1,7 +1,7 @@
 """Which SM runs which task, and in which order: a task graph and integer weights in, a schedule out.
 
-Every SM runs its list strictly in order, so the order of phases in the lists *is* the schedule. Placement never asks a cost
-model: it balances the tasks' weights (bytes), so the same choices give the same table everywhere.
+Every SM runs its list strictly in order, so the order of phases in the lists *is* the schedule. Placement never asks a
+cost model: it balances the tasks' weights (bytes), so the same choices give the same table everywhere.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tuned choices on disk: what was chosen for which bucket, for which model and chip, and how well it scored.
 
-A plan stores choices, never tables: the table is rebuilt by the same pure code and its digest must match. Model and chip
-are embedded with their digests, so a plan runs alone wherever it is copied. A plan made by other lowering code is stale;
-`tuner refresh` lowers the same choices again.
+A plan stores choices, never tables: the table is rebuilt by the same pure code and its digest must match. Model and
+chip are embedded with their digests, so a plan runs alone wherever it is copied. A plan made by other lowering code is
+stale; `tuner refresh` lowers the same choices again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from importlib import resources
 
 from pydantic import Field, model_validator
 
-from megakernel.build import BuiltStep, build_step
+from megakernel.build import BuiltStep, build_step, check_step
 from megakernel.config import ConfigError, Frozen, digest
 from megakernel.hardware import HardwareSpec
 from megakernel.model import ModelSpec
@@ -92,29 +92,26 @@ class Plan(Frozen):
         ConfigError when the plan is stale, when the table is not the one that was scored, or when `chip` can't run it.
         """
         if self.stale:
-            raise ConfigError("this plan was lowered by other code than this program's; run `tuner refresh PLAN` first")
+            raise ConfigError("the plan was lowered by other code than this program's; run `tuner refresh PLAN`")
         step = build_step(self.model, entry.bucket, entry.choices, self.hardware)
         if step.table.digest != entry.table_digest:
             raise ConfigError(
-                f"the choices give table {step.table.digest}, the plan says {entry.table_digest}; run `tuner refresh PLAN`"
+                f"the choices give table {step.table.digest}, the plan says {entry.table_digest}; "
+                "run `tuner refresh PLAN`"
             )
-        if chip is None or chip == self.hardware:
-            return step
-        if chip.num_sms < self.hardware.num_sms:
-            raise ConfigError(
-                f"the plan is for {self.hardware.num_sms} SMs, {chip.name} has {chip.num_sms}; search a plan for that chip"
-            )
-        if chip.architecture != self.hardware.architecture:
-            raise ConfigError(
-                f"the plan is for {self.hardware.architecture}, {chip.name} is {chip.architecture}; search a plan for that chip"
-            )
-        build_step(
-            self.model,
-            entry.bucket,
-            entry.choices,
-            chip.model_copy(update={"num_sms": self.hardware.num_sms}),
-        )
+        if chip is not None and chip != self.hardware:
+            self._check_chip(chip, step)
         return step
+
+    def _check_chip(self, chip: HardwareSpec, step: BuiltStep) -> None:
+        own = self.hardware
+        if chip.num_sms < own.num_sms:
+            raise ConfigError(f"the plan is for {own.num_sms} SMs, {chip.name} has {chip.num_sms}; search its own plan")
+        if chip.architecture != own.architecture:
+            raise ConfigError(
+                f"the plan is for {own.architecture}, {chip.name} is {chip.architecture}; search its own plan"
+            )
+        check_step(step, chip)
 
     def entry_for(self, rows: int, context_tokens: int) -> PlanEntry:
         """Smallest bucket that serves `rows` rows of up to `context_tokens`; ConfigError names what there is."""

@@ -1,4 +1,4 @@
-"""The task table: packed records of every SM, as one thing that simulator, verifier, interpreter and kernel all read."""
+"""The task table: packed records of every SM, one thing that simulator, verifier, interpreter and kernel all read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Records = npt.NDArray[np.void]
 
 @dataclass(frozen=True)
 class TaskTable:
-    """Records in list order, SM after SM; `offsets[sm]` is the first of `sm`, `totals` the arrivals a step per counter."""
+    """Records in list order, SM after SM: `offsets[sm]` is `sm`'s first, `totals` are arrivals a step per counter."""
 
     header: npt.NDArray[np.void]
     offsets: npt.NDArray[np.uint32]

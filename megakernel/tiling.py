@@ -81,9 +81,9 @@ class Interleave(Frozen):
     """Order of a layer's phases in every SM's list, and which SMs take part.
 
     `policy` deals tasks `balanced` (to the SM with the fewest bytes so far) or `round_robin` (task k to SM k mod n with
-    a cursor that carries over). `attention_sms` reserves that many SMs for attend, merge and output and the rest for the MLP
-    path; `takeover_percent` of each phase's tasks, its last ones, may still go to any SM. `loads` starts a task's
-    copies `ahead` of its run wait, or only `after_wait`.
+    a cursor that carries over). `attention_sms` reserves that many SMs for attend, merge and output, and the rest for
+    the MLP path; `takeover_percent` of each phase's tasks, its last ones, may still go to any SM. `loads` starts a
+    task's copies `ahead` of its run wait, or only `after_wait`.
     """
 
     order: tuple[str, ...] = Field(min_length=1)

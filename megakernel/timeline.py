@@ -41,20 +41,18 @@ class Timeline:
         return max((span.end_ns for span in self.spans), default=0.0)
 
     def to_perfetto(self) -> str:
-        """Chrome trace JSON: one process per SM, a track for its copies and one for its runs; opens in ui.perfetto.dev."""
+        """Chrome trace JSON, for ui.perfetto.dev: one process per SM, a track for its copies and one for its runs."""
         events: list[dict[str, object]] = []
         for sm in sorted({span.sm for span in self.spans}):
             events.append(_name("process_name", sm, 0, f"SM {sm}"))
             events.append(_name("thread_name", sm, 0, "load"))
             events.append(_name("thread_name", sm, 1, "run"))
         for span in self.spans:
-            args: dict[str, object] = {"task": span.task, "kind": span.kind, "path": span.path.value, "layer": span.layer}
             if span.landed_ns > span.load_start_ns:
-                events.append(_slice(span.sm, 0, span.title, span.load_start_ns, span.landed_ns, "load", args))
+                events.append(_slice(span, "load", span.load_start_ns, span.landed_ns))
             if span.run_start_ns > span.run_wait_ns:
-                title = f"wait {span.title}"
-                events.append(_slice(span.sm, 1, title, span.run_wait_ns, span.run_start_ns, "wait", args))
-            events.append(_slice(span.sm, 1, span.title, span.run_start_ns, span.end_ns, span.path.value, args))
+                events.append(_slice(span, "wait", span.run_wait_ns, span.run_start_ns))
+            events.append(_slice(span, "run", span.run_start_ns, span.end_ns))
         other = {"source": self.source, "total_ns": self.total_ns}
         return json.dumps({"displayTimeUnit": "ns", "otherData": other, "traceEvents": events})
 
@@ -63,11 +61,14 @@ def _name(what: str, sm: int, thread: int, name: str) -> dict[str, object]:
     return {"ph": "M", "name": what, "pid": sm, "tid": thread, "args": {"name": name}}
 
 
-def _slice(
-    sm: int, thread: int, title: str, start_ns: float, end_ns: float, category: str, args: dict[str, object]
-) -> dict[str, object]:
-    # Chrome traces count in microseconds
+def _slice(span: TaskSpan, phase: str, start_ns: float, end_ns: float) -> dict[str, object]:
     return {
-        "ph": "X", "name": title, "cat": category, "pid": sm, "tid": thread,
-        "ts": start_ns / 1e3, "dur": max(end_ns - start_ns, 0.0) / 1e3, "args": args,
-    }  # fmt: skip
+        "ph": "X",
+        "name": span.title if phase == "run" else f"{phase} {span.title}",
+        "cat": span.path.value if phase == "run" else phase,
+        "pid": span.sm,
+        "tid": 0 if phase == "load" else 1,
+        "ts": start_ns / 1e3,  # Chrome traces count in microseconds
+        "dur": (end_ns - start_ns) / 1e3,
+        "args": {"task": span.task, "kind": span.kind, "path": span.path.value, "layer": span.layer},
+    }

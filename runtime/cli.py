@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from megakernel.abi import render
 from megakernel.assets import locate
 from megakernel.config import ConfigError, pretty_json, write_text_atomic
 from megakernel.families import SUPPORTED_FAMILIES, read_model
+from megakernel.header import render
 from runtime.report import model_table
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Execute task tables.")

@@ -97,9 +97,7 @@ class _Checkpoint:
         return tensor.detach().to(self._dtype)
 
 
-def _pack_layer(
-    model: ModelSpec, spec: LayerSpec, source: _Checkpoint, layer: int, rounding: Rounding
-) -> LayerWeights:
+def _pack_layer(model: ModelSpec, spec: LayerSpec, source: _Checkpoint, layer: int, rounding: Rounding) -> LayerWeights:
     hidden, width = model.hidden_size, spec.mlp.width
     prefix = f"model.layers.{layer}"
     attention = f"{prefix}.self_attn"

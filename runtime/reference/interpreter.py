@@ -1,8 +1,8 @@
 """Walks a packed table as the kernel's loop does, with any legal interleaving, and checks every counter.
 
-Each SM has a producer and consumers; a seeded scheduler picks who moves next. A copy may land at any time between its issue and
-its use: the scheduler also decides which of the two moments it shows. Nothing here reads the graph's dependencies:
-waits and arrivals are the table's own.
+Each SM has a producer and consumers; a seeded scheduler picks who moves next. A copy may land at any time between its
+issue and its use: the scheduler also decides which of the two moments it shows. Nothing here reads the graph's
+dependencies: waits and arrivals are the table's own.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Entry:
 
 @dataclass
 class _Sm:
-    """Where one SM stands in its list: the producer, the consumers, what is loaded, and whether the early part is over."""
+    """Where one SM stands in its list: its producer, its consumers, and whether their early part is over."""
 
     entries: list[_Entry]
     produced: int = 0
@@ -143,8 +143,8 @@ class Interpreter:
         task, sm_idx, entry, wait = min(waiting, key=lambda item: (item[0], item[1]))
         target = (self.step_idx - wait.lag) * self.totals[wait.counter] + wait.need
         raise StuckError(
-            f"step {self.step_idx}: task {task} ({entry.operands.kind.name.lower()}, layer {entry.operands.layer}) on SM "
-            f"{sm_idx} should have run first; it waits for counter {wait.counter} = {target}, which stands at "
+            f"step {self.step_idx}: task {task} ({entry.operands.kind.name.lower()}, layer {entry.operands.layer}) "
+            f"on SM {sm_idx} should have run first; it waits for counter {wait.counter} = {target}, which stands at "
             f"{self.counters[wait.counter]}"
         )
 

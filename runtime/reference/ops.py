@@ -34,7 +34,7 @@ def tile_product(unit: Tensor, x: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, position: int, rope: Rope) -> Tensor:
-    """RoPE of heads x [heads, head_dim] at `position`: angles in float32, cos and sin rounded to storage, one rounding."""
+    """RoPE of x [heads, head_dim] at `position`: float32 angles, cos and sin rounded to storage, one last rounding."""
     dim = x.shape[-1]
     frequency = 1.0 / (rope.theta ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim))
     angle = position * frequency

@@ -1,7 +1,7 @@
 """One reference function per task kind: what its load brings and what its run does, from the packed record alone.
 
-A load returns what the copies would have put into shared memory (device-built unit lists, old KV); weights never change, so
-runs read them in place. A run of a kind with an early part is called twice.
+A load returns what the copies would have put into shared memory (device-built unit lists, old KV); weights never
+change, so runs read them in place. A run of a kind with an early part is called twice.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _stream(memory: Memory, residual: int, mlp_out: int, tile: int) -> Tensor:
     return x if mlp_out == NONE else x + memory.tile(mlp_out, tile)
 
 
-def _store(memory: Memory, buffer: Tensor, tile: int, columns: slice, values: Tensor) -> None:
+def _store(buffer: Tensor, tile: int, columns: slice, values: Tensor) -> None:
     rows = buffer[..., tile * ROW_TILE : (tile + 1) * ROW_TILE, columns]
     rows.copy_(values[: rows.shape[-2]])
 
@@ -123,7 +123,7 @@ def _project_router(operands: Operands, memory: Memory, weights: Weights) -> Non
     for tile in operands.tiles:
         x = ops.rms_norm(_stream(memory, operands.inputs[0], operands.inputs[1], tile), norm, model.norm_eps)
         logits = (x.to(wide)[:, None, :] * layer.router[begin:end].to(wide)[None, :, :]).sum(-1)
-        _store(memory, memory.buffers[operands.outputs[0]], tile, slice(begin, end), logits)
+        _store(memory.buffers[operands.outputs[0]], tile, slice(begin, end), logits)
 
 
 def _project(operands: Operands, memory: Memory, weights: Weights, _: Loaded) -> None:
@@ -140,7 +140,7 @@ def _project(operands: Operands, memory: Memory, weights: Weights, _: Loaded) ->
         for unit in range(operands.begin, operands.end):
             split, row = divmod(unit, per_split)
             product = ops.tile_product(layer.qkv[unit], x[:, split * columns : (split + 1) * columns])
-            _store(memory, out[split], tile, _unit_columns(row), product)
+            _store(out[split], tile, _unit_columns(row), product)
 
 
 def _unit_columns(unit: int) -> slice:
@@ -204,7 +204,7 @@ def _attend(operands: Operands, memory: Memory, weights: Weights, loaded: Loaded
         partial[unit.row, unit.head * group : (unit.head + 1) * group, unit.chunk] = result
 
 
-def _merge(operands: Operands, memory: Memory, weights: Weights, _: Loaded) -> None:
+def _merge(operands: Operands, memory: Memory, _weights: Weights, _loaded: Loaded) -> None:
     step = memory.step
     model, chunk = step.model, step.choices.rounding.chunk_tokens
     window = model.layers[operands.layer].window_tokens or 0
@@ -228,7 +228,7 @@ def _output(operands: Operands, memory: Memory, weights: Weights, _: Loaded) -> 
         for unit in range(operands.begin, operands.end):
             product = ops.tile_product(layer.output[unit], attention).to(memory.dtype)
             columns = _unit_columns(unit)
-            _store(memory, memory.buffers[operands.outputs[0]], tile, columns, stream[:, columns] + product)
+            _store(memory.buffers[operands.outputs[0]], tile, columns, stream[:, columns] + product)
 
 
 def _routed(operands: Operands, memory: Memory) -> Loaded:
@@ -305,7 +305,7 @@ def _down(operands: Operands, memory: Memory, weights: Weights, loaded: Loaded) 
             result = total.to(memory.dtype)
             if operands.inputs[3] != NONE:
                 result = memory.tile(operands.inputs[3], tile)[:, columns] + result
-            _store(memory, out, tile, columns, result)
+            _store(out, tile, columns, result)
 
 
 def _head(operands: Operands, memory: Memory, weights: Weights, _: Loaded) -> None:
@@ -317,14 +317,14 @@ def _head(operands: Operands, memory: Memory, weights: Weights, _: Loaded) -> No
         x = ops.rms_norm(stream, weights.final_norm, model.norm_eps)
         for unit in range(operands.begin, operands.end):
             columns = _unit_columns(unit)
-            _store(memory, logits, tile, columns, ops.tile_product(weights.head[columns], x) * model.logit_scale)
+            _store(logits, tile, columns, ops.tile_product(weights.head[columns], x) * model.logit_scale)
         for row in range(tile * ROW_TILE, min((tile + 1) * ROW_TILE, memory.step.bucket.rows)):
             peak = int(torch.argmax(logits[row, begin:end]))
             best[row, operands.share, 0] = logits[row, begin + peak]
             best[row, operands.share, 1] = begin + peak
 
 
-def _sample(operands: Operands, memory: Memory, weights: Weights, _: Loaded) -> None:
+def _sample(operands: Operands, memory: Memory, _weights: Weights, _loaded: Loaded) -> None:
     logits, best = memory.buffers[operands.inputs[0]], memory.buffers[operands.inputs[1]]
     for tile in operands.tiles:
         for row in range(tile * ROW_TILE, min((tile + 1) * ROW_TILE, memory.step.bucket.rows)):

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from runtime.reference import Interpreter, Memory, StuckError
-from runtime.weights import pack_weights
 from support.decoding import decode, interpreter, prompts, reference_greedy, reference_logits
 from support.tiny_models import WINDOW, built, choices_for, cohere2_moe, qwen3_moe, spec_of
 from transformers import PreTrainedModel
@@ -16,6 +14,8 @@ from transformers import PreTrainedModel
 from megakernel.counters import NONE
 from megakernel.tiling import Choices
 from megakernel.verify import verify
+from runtime.reference import Interpreter, Memory, StuckError
+from runtime.weights import pack_weights
 
 # one token, both sides of a page (16), both sides of the window, and a prompt beyond it
 LENGTHS = [17, WINDOW, 1, 16, WINDOW + 1, 15, 45, 2]
@@ -39,7 +39,9 @@ def orders(model: PreTrainedModel) -> list[Choices]:
             base,
             choices_for(spec, order=cut_order, attention_sms=1, takeover_percent=50),
             choices_for(spec, order=late_router, policy="round_robin", loads="after_wait", router_with_project=False),
-            base.model_copy(update={"cut": base.cut.model_copy(update={"project": 1, "attend": 9, "up": 7, "head": 1})}),
+            base.model_copy(
+                update={"cut": base.cut.model_copy(update={"project": 1, "attend": 9, "up": 7, "head": 1})}
+            ),
         ]
     return [base, choices_for(spec, policy="round_robin", loads="after_wait")]
 

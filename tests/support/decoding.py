@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 import torch
-from runtime.reference import Interpreter, Memory
-from runtime.weights import pack_weights
 from transformers import PreTrainedModel
 
 from megakernel.build import BuiltStep
+from runtime.reference import Interpreter, Memory
+from runtime.weights import pack_weights
 
 
 def prompts(lengths: list[int], seed: int = 0) -> list[list[int]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
+from transformers import Cohere2MoeConfig, Cohere2MoeForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
 from megakernel.build import BuiltStep, assemble
 from megakernel.families import read_config
 from megakernel.model import ModelSpec
 from megakernel.tiling import Choices, Cut, Interleave, Ring, Rounding
 from megakernel.workload import Bucket
-from transformers import Cohere2MoeConfig, Cohere2MoeForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 WINDOW = 20
 """Window of the tiny Cohere models: neither a page nor a chunk, so that edges never fall together."""

@@ -1,0 +1,62 @@
+"""Serial work on the dependency chain, per task kind: what a kernel's instructions cost beside streaming.
+
+Owns the one table of cycles that prices a plan's hand-offs, part of a chip's description. None of its defaults is
+measured on a kernel: the totals per hand-off are those of the measured skeleton (1000 cycles of work after every wait,
+1000 of router, 1000 of top-k), how they are split over kinds is an estimate, and so is every number marked so. A trace
+of a kernel replaces them, under `[work]` in a chip's file. Read by the simulator's `lowered` and `bounds`.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from megakernel.config import Frozen
+from megakernel.kinds import TaskKind
+
+
+class WorkCosts(Frozen):
+    """Cycles; each is spent once by an SM whose staged rows are not yet those that a task needs."""
+
+    finish: float = Field(default=300.0, ge=0)
+    """After a task's last copy: sum over warps, store, fence. Estimate; with a start of 700, the skeleton's 1000."""
+    norm: float = Field(default=700.0, ge=0)
+    """Residual stream to staged rows: read, sum of squares, scale (projections, router, up, head). The skeleton's."""
+    router: float = Field(default=1000.0, ge=0)
+    """Dot products of a task's router rows, up to the early signal. The skeleton's."""
+    topk: float = Field(default=1000.0, ge=0)
+    """Top-k of the routed rows, in the producer, before it can load experts. The skeleton's."""
+    rope: float = Field(default=700.0, ge=0)
+    """Query and key norm and RoPE, new key and value, before attention. The skeleton's."""
+    merge: float = Field(default=700.0, ge=0)
+    """Merge of a head's partial softmax results. Estimate: as any hand-off; the skeleton has no such task."""
+    stage: float = Field(default=700.0, ge=0)
+    """Rows staged as they are: attention's result, the MLP's hidden rows. The skeleton's."""
+    restage: float = Field(default=400.0, ge=0)
+    """Rows staged again after another operator took their place. Estimate: one trip to L2 and a barrier."""
+    embed: float = Field(default=700.0, ge=0)
+    """Embedding rows. Estimate."""
+    sample: float = Field(default=2000.0, ge=0)
+    """Best of all tiles' best logits, next token and position. Estimate: two trips to L2 and two barriers."""
+    more_rows: float = Field(default=50.0, ge=0)
+    """Added to each of these per row beyond the first. Estimate: a row is one warp's, in turns of eight."""
+
+    def start_cycles(self, kind: TaskKind, rows: int) -> float:
+        """Cycles of the consumers between run wait and first copy, without the router's."""
+        return self.with_rows(getattr(self, _STARTS[kind]), rows)
+
+    def with_rows(self, cycles: float, rows: int) -> float:
+        """What work that takes `cycles` for one row takes for `rows`."""
+        return cycles + self.more_rows * (rows - 1)
+
+
+_STARTS: dict[TaskKind, str] = {
+    TaskKind.EMBED: "embed",
+    TaskKind.PROJECT: "norm",
+    TaskKind.ATTEND: "rope",
+    TaskKind.MERGE: "merge",
+    TaskKind.OUTPUT: "stage",
+    TaskKind.UP: "norm",
+    TaskKind.DOWN: "stage",
+    TaskKind.HEAD: "norm",
+    TaskKind.SAMPLE: "sample",
+}
