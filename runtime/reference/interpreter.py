@@ -11,17 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
+import numpy as np
 import torch
 
-from megakernel.abi import CONSTANTS
-from megakernel.counters import Wait
-from megakernel.kinds import TaskKind
+from megakernel.counters import NONE, Wait
 from megakernel.table import TaskTable, read_waits
 from runtime.reference.memory import Memory
-from runtime.reference.tasks import Loaded, Operands, load, run
+from runtime.reference.operands import Operands
+from runtime.reference.tasks import Loaded, load, run
 from runtime.weights import Weights
-
-NONE = CONSTANTS["kNone"]
 
 
 class StuckError(RuntimeError):
@@ -156,28 +154,12 @@ def _heads(sm: _Sm) -> Iterator[tuple[_Entry, tuple[Wait, ...]]]:
         yield sm.entries[sm.consumed], sm.entries[sm.consumed].run_waits
 
 
-def _decode(record: object) -> _Entry:
-    def field(name: str) -> int:
-        return int(record[name])  # type: ignore[index]
-
-    first_tile = field("row_tile_begin")
-    operands = Operands(
-        kind=TaskKind(field("kind")),
-        layer=field("layer"),
-        begin=field("begin"),
-        end=field("end"),
-        share=field("share"),
-        shares=field("shares"),
-        router=(field("router_begin"), field("router_end")),
-        tiles=range(first_tile, first_tile + field("row_tile_count")),
-        inputs=tuple(int(buffer) for buffer in record["inputs"]),  # type: ignore[index]
-        outputs=tuple(int(buffer) for buffer in record["outputs"]),  # type: ignore[index]
-    )
+def _decode(record: np.void) -> _Entry:
     return _Entry(
-        task=field("task"),
-        operands=operands,
-        load_waits=tuple(read_waits(record, "load")),  # type: ignore[arg-type]
-        run_waits=tuple(read_waits(record, "run")),  # type: ignore[arg-type]
-        early=field("early"),
-        arrive=field("arrive"),
+        task=int(record["task"]),
+        operands=Operands.decode(record),
+        load_waits=tuple(read_waits(record, "load")),
+        run_waits=tuple(read_waits(record, "run")),
+        early=int(record["early"]),
+        arrive=int(record["arrive"]),
     )

@@ -1,0 +1,52 @@
+"""Ends of a step: embedding of its tokens, logits, and the next token of every active row."""
+
+from __future__ import annotations
+
+import torch
+
+from megakernel.tiling import UNIT_ROWS
+from runtime.reference import ops
+from runtime.reference.memory import Memory
+from runtime.reference.operands import Operands, read_stream, store_columns, tile_rows, unit_columns
+from runtime.sampling import sample
+from runtime.weights import Weights
+
+
+def run_embed(operands: Operands, memory: Memory, weights: Weights, _loaded: object) -> None:
+    """First residual of every row of the tile."""
+    out = memory.buffers[operands.outputs[0]]
+    for tile in operands.tiles:
+        for row in tile_rows(memory, tile):
+            out[row] = weights.embedding[memory.tokens[row]]
+
+
+def run_head(operands: Operands, memory: Memory, weights: Weights, _loaded: object) -> None:
+    """Logits of this task's columns, and its best logit and token per row."""
+    model = memory.step.model
+    logits, best = memory.buffers[operands.outputs[0]], memory.buffers[operands.outputs[1]]
+    begin, end = operands.begin * UNIT_ROWS, operands.end * UNIT_ROWS
+    for tile in operands.tiles:
+        stream = read_stream(memory, operands.inputs[0], operands.inputs[1], tile)
+        x = ops.rms_norm(stream, weights.final_norm, model.norm_eps)
+        for unit in range(operands.begin, operands.end):
+            columns = unit_columns(unit)
+            store_columns(logits, tile, columns, ops.tile_product(weights.head[columns], x) * model.logit_scale)
+        for row in tile_rows(memory, tile):
+            peak = int(torch.argmax(logits[row, begin:end]))
+            best[row, operands.share, 0] = logits[row, begin + peak]
+            best[row, operands.share, 1] = begin + peak
+
+
+def run_sample(operands: Operands, memory: Memory, _weights: Weights, _loaded: object) -> None:
+    """Next token and position of active rows; greedy rows look only at the tasks' best logits."""
+    logits, best = memory.buffers[operands.inputs[0]], memory.buffers[operands.inputs[1]]
+    for tile in operands.tiles:
+        for row in tile_rows(memory, tile):
+            if not memory.active[row]:
+                continue
+            params, position = memory.sampling[row], memory.positions[row]
+            if params.temperature == 0.0:
+                memory.tokens[row] = int(best[row, int(torch.argmax(best[row, :, 0])), 1])
+            else:
+                memory.tokens[row] = sample(logits[row].to(torch.float64).numpy(), params, position)
+            memory.positions[row] = position + 1
