@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megakernel.graph import Op, TaskGraph, When
+from megakernel.regions import covers, overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,44 +53,25 @@ class Dependencies:
 
 @dataclass(frozen=True)
 class Footprint:
-    """Distinct accesses of one operator to one buffer, as arrays: boxes [n, dims, 2], and per box the rest."""
+    """Distinct accesses of one operator to one buffer, as arrays: boxes [n, dims, 2], and per box the rest.
+
+    `covers`: the operator's writes leave nothing of the buffer as it was.
+    """
 
     boxes: npt.NDArray[np.int64]
     when: npt.NDArray[np.int8]
     write: npt.NDArray[np.bool_]
-    partitioned: npt.NDArray[np.bool_]
-
-    def covers(self, shape: tuple[int, ...]) -> bool:
-        """Whether the operator's writes leave nothing of the buffer as it was."""
-        boxes = self.boxes[self.write]
-        volume = np.prod(boxes[:, :, 1] - boxes[:, :, 0], axis=1)
-        total = int(np.prod(np.array(shape, dtype=np.int64)))
-        return bool(len(boxes)) and (int(volume.max()) == total or int(volume.sum()) == total)
+    covers: bool
 
 
-def footprint(op: Op, buffer: int) -> Footprint:
-    """Distinct accesses of `op` to `buffer`."""
-    slots = {slot for slot, bound in enumerate(op.buffers) if bound == buffer}
+def footprint(op: Op, slots: tuple[int, ...], shape: tuple[int, ...]) -> Footprint:
+    """Distinct accesses of `op` to the buffer of `shape` that its `slots` mean."""
     distinct = dict.fromkeys(
-        (access.box, access.when, access.write, access.partitioned)
-        for task in op.tasks
-        for access in task.accesses
-        if access.slot in slots
+        (access.box, access.when, access.write) for task in op.tasks for access in task.accesses if access.slot in slots
     )
-    boxes, when, write, partitioned = zip(*distinct, strict=True)
-    return Footprint(
-        np.array(boxes, dtype=np.int64),
-        np.array(when, dtype=np.int8),
-        np.array(write, dtype=np.bool_),
-        np.array(partitioned, dtype=np.bool_),
-    )
-
-
-def overlap(first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """[n, m] matrix: do boxes [n, dims, 2] and [m, dims, 2] share an element."""
-    low = np.maximum(first[:, None, :, 0], second[None, :, :, 0])
-    high = np.minimum(first[:, None, :, 1], second[None, :, :, 1])
-    return np.asarray((low < high).all(axis=2))
+    whats = list(zip(*distinct, strict=True))
+    boxes, write = np.array(whats[0], dtype=np.int64), np.array(whats[2], dtype=np.bool_)
+    return Footprint(boxes, np.array(whats[1], dtype=np.int8), write, covers(boxes[write], shape))
 
 
 def derive(graph: TaskGraph) -> Dependencies:
@@ -109,7 +91,7 @@ class _Derivation:
         self.num_ops = len(graph.ops)
         self.history: dict[int, list[tuple[int, int]]] = {}
         self.closure: dict[Source, int] = {}
-        self.footprints: dict[tuple[int, tuple[int, ...]], Footprint] = {}
+        self.footprints: dict[tuple[int, tuple[int, ...], tuple[int, ...]], Footprint] = {}
         self.clashes: dict[tuple[int, int], frozenset[tuple[bool, bool]]] = {}
 
     def run(self) -> Dependencies:
@@ -133,7 +115,7 @@ class _Derivation:
                 theirs = self._footprint(self.graph.ops[past_idx], buffer)
                 for early, load in self._clash(theirs, mine):
                     wanted[load].add(Source(past_idx, early, 1 - past_step))
-            if mine.covers(self.graph.buffers[buffer].shape):
+            if mine.covers:
                 past.clear()
             past.append((step, op_idx))
         load, known = self._reduce(wanted[True], 0)
@@ -154,9 +136,10 @@ class _Derivation:
 
     def _footprint(self, op: Op, buffer: int) -> Footprint:
         slots = tuple(slot for slot, bound in enumerate(op.buffers) if bound == buffer)
-        key = (id(op.tasks), slots)
+        shape = self.graph.buffers[buffer].shape
+        key = (id(op.tasks), slots, shape)
         if key not in self.footprints:
-            self.footprints[key] = footprint(op, buffer)
+            self.footprints[key] = footprint(op, slots, shape)
         return self.footprints[key]
 
     def _clash(self, past: Footprint, now: Footprint) -> frozenset[tuple[bool, bool]]:
@@ -166,6 +149,9 @@ class _Derivation:
             clash = overlap(past.boxes, now.boxes) & (past.write[:, None] | now.write[None, :])
             early, load = past.when == When.EARLY, now.when == When.LOAD
             self.clashes[key] = frozenset(
-                (bool(early[i]), bool(load[j])) for i, j in zip(*np.nonzero(clash), strict=True)
+                (is_early, is_load)
+                for is_early in (True, False)
+                for is_load in (True, False)
+                if clash[np.ix_(early == is_early, load == is_load)].any()
             )
         return self.clashes[key]

@@ -36,7 +36,7 @@ ORDERED: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "sequential": (
         ("project", "attend"), ("attend", "merge"), ("merge", "output"), ("output", "route"), ("route", "up"),
-        ("up", "down"),
+        ("output", "up"), ("up", "down"),
     ),
 }  # fmt: skip
 """Operators of a layer of which the first must stand before the second in every list."""
@@ -50,12 +50,13 @@ def layer_ops(model: ModelSpec, choices: Choices) -> tuple[str, ...]:
 
 
 def order_pairs(model: ModelSpec, choices: Choices) -> tuple[tuple[str, str], ...]:
-    """Pairs of operators of which the first comes first."""
+    """Pairs of operators, of those that the order must place, of which the first comes first."""
     pairs = ORDERED[model.block]
     if model.block == "parallel" and _routed(model):
         router = "project" if choices.interleave.router_with_project else "route"
         pairs = (*pairs, (router, "up"))
-    return pairs
+    placed = layer_ops(model, choices)
+    return tuple(pair for pair in pairs if set(pair) <= set(placed))
 
 
 def workspace_bytes(model: ModelSpec, bucket: Bucket) -> int:
@@ -184,6 +185,9 @@ def _order(model: ModelSpec, choices: Choices) -> Iterator[str]:
 
 def _placement(model: ModelSpec, bucket: Bucket, choices: Choices, chip: HardwareSpec) -> Iterator[str]:
     interleave = choices.interleave
+    grouped = interleave.attention_sms is not None or interleave.takeover_percent > 0
+    if interleave.policy == "round_robin" and grouped:
+        yield "interleave.policy is round_robin, which knows no SM groups: leave out attention_sms and takeover_percent"
     if interleave.attention_sms is not None and interleave.attention_sms >= chip.num_sms:
         yield f"interleave.attention_sms is {interleave.attention_sms}, needed fewer than the chip's {chip.num_sms} SMs"
     if model.block == "sequential" and interleave.router_with_project and _routed(model):

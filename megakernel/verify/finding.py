@@ -9,7 +9,7 @@ from megakernel.graph import TaskGraph
 
 @dataclass(frozen=True)
 class Finding:
-    """`rule` is one word of a small vocabulary; `message` names tasks; `counterexample` is an execution, step by step."""
+    """`rule` is from a small vocabulary, `message` names tasks, `counterexample` is an execution, line by line."""
 
     rule: str
     message: str
@@ -23,6 +23,7 @@ class TaskNames:
     """Titles of tasks by number."""
 
     def __init__(self, graph: TaskGraph) -> None:
+        """Number the tasks of `graph`."""
         self._graph = graph
         self._op_of = [(op_idx, idx) for op_idx, op in enumerate(graph.ops) for idx in range(len(op.tasks))]
 

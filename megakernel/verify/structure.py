@@ -1,4 +1,4 @@
-"""Is the table a complete and faithful copy of the graph: every task once, operands as lowered, counters that add up."""
+"""Is the table a complete and faithful copy of the graph: every task once, operands as lowered, counts that add up."""
 
 from __future__ import annotations
 
@@ -16,27 +16,35 @@ MAX_COUNTER_DIFFERENCE = 2**31
 """Counters wrap; the kernel compares by signed difference."""
 
 OPERANDS = (
-    "kind", "layer", "begin", "end", "share", "shares", "router_begin", "router_end", "row_tile_begin", "row_tile_count",
-    "inputs", "outputs", "hold_copies",
+    "kind", "layer", "begin", "end", "share", "shares", "router_begin", "router_end", "row_tile_begin",
+    "row_tile_count", "inputs", "outputs", "hold_copies",
 )  # fmt: skip
 
 
-def check_structure(graph: TaskGraph, table: TaskTable) -> list[Finding]:
+def check_structure(graph: TaskGraph, table: TaskTable) -> Iterator[Finding]:
     """Findings about records one by one, and about counters' sums; order is not looked at."""
-    return [*_tasks(graph, table), *_ring(table), *_signals(graph, table)]
+    misplaced = list(_tasks(graph, table))
+    if misplaced:
+        yield from misplaced
+        return
+    yield from _operands(graph, table)
+    yield from _ring(graph, table)
+    yield from _signals(graph, table)
 
 
 def _tasks(graph: TaskGraph, table: TaskTable) -> Iterator[Finding]:
     names = TaskNames(graph)
     numbers = table.records["task"]
-    placed = np.bincount(numbers, minlength=graph.num_tasks)
+    for task in np.unique(numbers[numbers >= graph.num_tasks])[:5]:
+        yield Finding("unknown task", f"a record is task {task}, the graph has {graph.num_tasks}")
+    placed = np.bincount(numbers[numbers < graph.num_tasks], minlength=graph.num_tasks)
     for task in np.nonzero(placed != 1)[0][:5]:
-        if task >= graph.num_tasks:
-            yield Finding("unknown task", f"a record is task {task}, the graph has {graph.num_tasks}")
-        else:
-            yield Finding("placed once", f"{names[int(task)]} stands in {placed[task]} records, needed 1")
-    if (placed != 1).any():
-        return
+        yield Finding("placed once", f"{names[int(task)]} stands in {placed[task]} records, needed 1")
+
+
+def _operands(graph: TaskGraph, table: TaskTable) -> Iterator[Finding]:
+    names = TaskNames(graph)
+    numbers = table.records["task"]
     expected = operand_records(graph)[numbers]
     for name in OPERANDS:
         differs = (table.records[name] != expected[name]).reshape(len(numbers), -1).any(axis=1)
@@ -45,17 +53,18 @@ def _tasks(graph: TaskGraph, table: TaskTable) -> Iterator[Finding]:
             yield Finding("operands", f"{names[int(numbers[row])]}: {name} is {found}, lowered as {needed}")
 
 
-def _ring(table: TaskTable) -> Iterator[Finding]:
-    header = table.header[0]
+def _ring(graph: TaskGraph, table: TaskTable) -> Iterator[Finding]:
+    names = TaskNames(graph)
+    header, held = table.header[0], table.records["hold_copies"]
     stages, copy, cap = (int(header[name]) for name in ("ring_stages", "copy_bytes", "in_flight_cap_bytes"))
-    held = int(table.records["hold_copies"].max(initial=0))
-    if held + 1 > stages:
+    for row in np.nonzero(held >= stages)[0][:5]:
+        name = names[int(table.records["task"][row])]
         yield Finding(
             "ring space",
-            f"a run holds {held} stages while the next copy needs one more; the ring has {stages}",
+            f"{name} holds {held[row]} stages while the next copy needs one more; the ring has {stages}",
             (
-                f"the consumers wait for copy {stages + 1}",
-                "the producer waits for a stage that they still hold",
+                f"{name} has taken {held[row]} copies, frees none and waits for the next",
+                f"the producer waits for a stage: {name} holds {stages} of {stages}",
             ),
         )
     if cap and not copy <= cap <= copy * stages:

@@ -38,6 +38,7 @@ def test_shipped_choices_are_legal_on_the_h200() -> None:
         ({"rounding": {"chunk_tokens": 96}}, "needed whole pages of 64 tokens"),
         ({"rounding": {"project_k_splits": 7}}, "project_k_splits is .* needed a multiple of 16"),
         ({"interleave": {"attention_sms": 132}}, "needed fewer than the chip's 132 SMs"),
+        ({"interleave": {"attention_sms": 40, "policy": "round_robin"}}, "round_robin, which knows no SM groups"),
         ({"interleave": {"order": ("project", "up", "attend", "merge", "down")}}, "places nothing of output"),
         ({"interleave": {"order": ("project", "up", "merge", "attend", "down", "output")}}, "merge before attend"),
         ({"interleave": {"order": ("attend", "project", "up", "merge", "down", "output")}}, "attend before project"),
