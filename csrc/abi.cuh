@@ -18,6 +18,7 @@ inline constexpr uint32_t kMaxLoadWaits = 4u;
 inline constexpr uint32_t kMaxRunWaits = 4u;
 inline constexpr uint32_t kMaxInputs = 4u;
 inline constexpr uint32_t kMaxOutputs = 2u;
+inline constexpr uint32_t kMaxKinds = 16u;
 inline constexpr uint32_t kRowTile = 8u;
 inline constexpr uint32_t kUnitRows = 16u;
 inline constexpr uint32_t kPairedColumns = 8u;
@@ -32,6 +33,24 @@ enum class TaskKind : uint16_t {
   kDown = 7,
   kHead = 8,
   kSample = 9,
+};
+
+enum class Stop : uint32_t {
+  kNone = 0,
+  kLate = 1,
+  kUnbuilt = 2,
+};
+
+enum class Place : uint32_t {
+  kNone = 0,
+  kLoadWait = 1,
+  kRunWait = 2,
+  kLoad = 3,
+  kRecord = 4,
+  kRecordSlot = 5,
+  kStage = 6,
+  kInFlightCap = 7,
+  kData = 8,
 };
 
 struct Wait {
@@ -121,6 +140,162 @@ static_assert(offsetof(TableHeader, in_flight_cap_bytes) == 40);
 static_assert(offsetof(TableHeader, chunk_tokens) == 44);
 static_assert(offsetof(TableHeader, page_tokens) == 48);
 static_assert(offsetof(TableHeader, project_k_splits) == 52);
+
+struct Layer {
+  uint64_t project;  // address of the packed Q, K, V weights
+  uint64_t router;  // address of the router's rows; 0: none
+  uint64_t kv;  // address of the pool of KV pages: [page, KV head, K or V, token, head_dim]
+  uint64_t output;  // address of the output projection
+  uint64_t up;  // address of gate and up weights, expert after expert
+  uint64_t down;  // address of down weights, expert after expert
+  uint32_t window_tokens;  // attention window; 0: all of the context
+  uint32_t num_experts;  // routed experts; 0: a dense MLP
+  uint32_t top_k;  // experts of a row
+  uint32_t mlp_width;  // width of the MLP, or of one expert
+};
+static_assert(sizeof(Layer) == 64);
+static_assert(offsetof(Layer, project) == 0);
+static_assert(offsetof(Layer, router) == 8);
+static_assert(offsetof(Layer, kv) == 16);
+static_assert(offsetof(Layer, output) == 24);
+static_assert(offsetof(Layer, up) == 32);
+static_assert(offsetof(Layer, down) == 40);
+static_assert(offsetof(Layer, window_tokens) == 48);
+static_assert(offsetof(Layer, num_experts) == 52);
+static_assert(offsetof(Layer, top_k) == 56);
+static_assert(offsetof(Layer, mlp_width) == 60);
+
+struct Launch {
+  uint64_t offsets;  // uint32_t[num_sms + 1]: first record of every list
+  uint64_t totals;  // uint32_t[num_counters]: arrivals a step
+  uint64_t records;  // Record[num_records]
+  uint64_t counters;  // the counters, kCounterStride words apart
+  uint64_t buffers;  // uint64_t[num_buffers]: addresses of the buffers that records name
+  uint64_t layers;  // Layer[num_layers]
+  uint64_t head;  // address of the head's rows
+  uint64_t embedding;  // address of the embedding's rows
+  uint64_t rows;  // RowState[rows]
+  uint64_t pages;  // uint32_t[rows, pages a row]: page ids of every row, one table for all layers
+  uint64_t routed;  // uint32_t[layers, rows, most top_k]: experts of every row, streaming mode only
+  uint64_t arena;  // address of the linear walk's bytes
+  uint64_t present;  // uint32_t: blocks that have started
+  uint64_t abort;  // uint32_t: not 0 once a block has given up
+  uint64_t report;  // Report in the host's memory, written by the first block to give up
+  uint64_t progress;  // Progress[num_sms], written as a block leaves
+  uint64_t trace;  // Trace[num_records] of step trace_step
+  uint64_t clocks;  // Clocks[num_sms], written when a trace is taken
+  uint64_t sink;  // uint32_t: takes what must look used
+  uint64_t deadline_cycles;  // longest wait before a block gives up
+  uint32_t first_step;  // number of the first step; counters stand at first_step * total
+  uint32_t num_steps;  // steps of this launch
+  uint32_t trace_step;  // step that is traced
+  uint32_t reserved;  // zero
+  uint32_t load_cycles[16];  // streaming mode, by kind: spent by the producer after the load waits
+  uint32_t early_cycles[16];  // streaming mode, by kind: spent before the early signal
+  uint32_t run_cycles[16];  // streaming mode, by kind: spent before the first copy is used
+};
+static_assert(sizeof(Launch) == 368);
+static_assert(offsetof(Launch, offsets) == 0);
+static_assert(offsetof(Launch, totals) == 8);
+static_assert(offsetof(Launch, records) == 16);
+static_assert(offsetof(Launch, counters) == 24);
+static_assert(offsetof(Launch, buffers) == 32);
+static_assert(offsetof(Launch, layers) == 40);
+static_assert(offsetof(Launch, head) == 48);
+static_assert(offsetof(Launch, embedding) == 56);
+static_assert(offsetof(Launch, rows) == 64);
+static_assert(offsetof(Launch, pages) == 72);
+static_assert(offsetof(Launch, routed) == 80);
+static_assert(offsetof(Launch, arena) == 88);
+static_assert(offsetof(Launch, present) == 96);
+static_assert(offsetof(Launch, abort) == 104);
+static_assert(offsetof(Launch, report) == 112);
+static_assert(offsetof(Launch, progress) == 120);
+static_assert(offsetof(Launch, trace) == 128);
+static_assert(offsetof(Launch, clocks) == 136);
+static_assert(offsetof(Launch, sink) == 144);
+static_assert(offsetof(Launch, deadline_cycles) == 152);
+static_assert(offsetof(Launch, first_step) == 160);
+static_assert(offsetof(Launch, num_steps) == 164);
+static_assert(offsetof(Launch, trace_step) == 168);
+static_assert(offsetof(Launch, reserved) == 172);
+static_assert(offsetof(Launch, load_cycles) == 176);
+static_assert(offsetof(Launch, early_cycles) == 240);
+static_assert(offsetof(Launch, run_cycles) == 304);
+
+struct RowState {
+  uint32_t position;  // of the token being decoded, 0-based
+  uint32_t active;  // 0: the row is empty
+};
+static_assert(sizeof(RowState) == 8);
+static_assert(offsetof(RowState, position) == 0);
+static_assert(offsetof(RowState, active) == 4);
+
+struct Report {
+  uint32_t stop;  // Stop
+  uint32_t place;  // Place
+  uint32_t sm;  // list whose block gave up first
+  uint32_t step;  // step it was in
+  uint32_t record;  // record of its list
+  uint32_t task;  // that record's task
+  uint32_t counter;  // counter waited for; kNone: none
+  uint32_t wanted;  // its awaited value, or the copy awaited
+  uint32_t seen;  // its value when last polled
+  uint32_t present;  // blocks that had started
+  uint64_t waited_cycles;  // how long
+};
+static_assert(sizeof(Report) == 48);
+static_assert(offsetof(Report, stop) == 0);
+static_assert(offsetof(Report, place) == 4);
+static_assert(offsetof(Report, sm) == 8);
+static_assert(offsetof(Report, step) == 12);
+static_assert(offsetof(Report, record) == 16);
+static_assert(offsetof(Report, task) == 20);
+static_assert(offsetof(Report, counter) == 24);
+static_assert(offsetof(Report, wanted) == 28);
+static_assert(offsetof(Report, seen) == 32);
+static_assert(offsetof(Report, present) == 36);
+static_assert(offsetof(Report, waited_cycles) == 40);
+
+struct Progress {
+  uint32_t loaded;  // records of this launch, all its steps, whose copies were all issued
+  uint32_t arrived;  // records of this launch that ran to their end and arrived
+};
+static_assert(sizeof(Progress) == 8);
+static_assert(offsetof(Progress, loaded) == 0);
+static_assert(offsetof(Progress, arrived) == 4);
+
+struct Trace {
+  uint32_t load_start;  // load waits met; cycles since Clocks.begin_cycles, like all times here
+  uint32_t landed;  // last copy seen by the consumers
+  uint32_t run_wait;  // consumers hold the record
+  uint32_t run_start;  // run waits met
+  uint32_t end;  // run over, arrival sent
+  uint32_t copies;  // copies of the load
+  uint32_t bytes;  // bytes of the load
+  uint32_t checksum;  // exclusive or of all 32-bit words that the run consumed
+};
+static_assert(sizeof(Trace) == 32);
+static_assert(offsetof(Trace, load_start) == 0);
+static_assert(offsetof(Trace, landed) == 4);
+static_assert(offsetof(Trace, run_wait) == 8);
+static_assert(offsetof(Trace, run_start) == 12);
+static_assert(offsetof(Trace, end) == 16);
+static_assert(offsetof(Trace, copies) == 20);
+static_assert(offsetof(Trace, bytes) == 24);
+static_assert(offsetof(Trace, checksum) == 28);
+
+struct Clocks {
+  uint64_t begin_cycles;  // this SM's clock at a tick of the card's timer
+  uint64_t begin_ns;  // the card's timer at that tick
+  uint64_t end_cycles;  // the same at the end
+  uint64_t end_ns;  // the same at the end
+};
+static_assert(sizeof(Clocks) == 32);
+static_assert(offsetof(Clocks, begin_cycles) == 0);
+static_assert(offsetof(Clocks, begin_ns) == 8);
+static_assert(offsetof(Clocks, end_cycles) == 16);
+static_assert(offsetof(Clocks, end_ns) == 24);
 
 // Arithmetic on live state, translated from megakernel/live.py.
 

@@ -40,9 +40,13 @@ class Costs(Frozen):
     handoff_queue_share: Cost  # share of the memory's queue that each trip of a hand-off waits behind
     arrive_serial_ns: Cost  # between two arrivals on one counter
     poll_ns: Cost  # finding that a wait is already met, idle memory
-    poll_queue_share: Cost  # share of the memory's queue that such a poll waits behind
+    release_ns: Cost  # the arriving threads until their release has gone, idle memory
+    thread_queue_share: (
+        Cost  # share of the memory's queue that each trip of a thread's own poll or release waits behind
+    )
     straggle_ns: Cost  # mean of a copy's own, random delay beside the queue
     straggle_queue_share: Cost  # the same as a share of the queue that the copy finds
+    work_stretch: Positive  # threads' cycles under load, over cycles at the nominal clock
     l2_bytes_per_ns: Positive  # activations read by an SM's run through L2
 
 
@@ -71,8 +75,8 @@ class HardwareSpec(Frozen):
         return self.ceilings[-1].bytes_per_ns
 
     def cycles_ns(self, cycles: float) -> float:
-        """Convert SM cycles."""
-        return cycles * 1e3 / self.sm_clock_mhz
+        """Time that threads need for `cycles` while the memory is busy."""
+        return cycles * 1e3 / self.sm_clock_mhz * self.costs.work_stretch
 
     def ceiling_bytes_per_ns(self, num_sms: int) -> float:
         """Streaming rate with `num_sms` SMs reading, interpolated between the measured numbers of SMs."""

@@ -18,7 +18,7 @@ from megakernel.config import ConfigError, Frozen, digest
 from megakernel.hardware import HardwareSpec
 from megakernel.model import ModelSpec
 from megakernel.tiling import Choices
-from megakernel.workload import Bucket
+from megakernel.workload import Bucket, Routing
 
 PLAN_VERSION = 1
 
@@ -43,12 +43,18 @@ class PlanEntry(Frozen):
 
 
 class Provenance(Frozen):
-    """How a plan came to be: the command, its search configuration, seed and number of candidates scored."""
+    """How a plan came to be: the command, its search configuration, seed and number of candidates scored.
+
+    Predicted times are means over `draws` routings of the law `routing`, drawn from `seed`, at the buckets' nominal
+    contexts: with them, another lowering or simulator can score the same choices again.
+    """
 
     command: str
     search: str = ""
     seed: int = 0
     candidates: int = 0
+    routing: Routing = Routing()
+    draws: int = Field(default=1, ge=1)
 
 
 class Plan(Frozen):

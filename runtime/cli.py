@@ -14,8 +14,9 @@ from rich.console import Console
 from megakernel.assets import locate
 from megakernel.config import ConfigError, pretty_json, write_text_atomic
 from megakernel.families import SUPPORTED_FAMILIES, read_model
+from megakernel.hardware import load_hardware
 from megakernel.header import render
-from runtime.report import model_table
+from runtime.report import facts_table, model_table, samples_table
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Execute task tables.")
 
@@ -54,6 +55,69 @@ def abi(
         write_text_atomic(path, render())
     elif not path.is_file() or path.read_text(encoding="utf-8") != render():
         raise ConfigError(f"{path}: differs from what this program packs; run `runtime abi {path} --write`")
+
+
+@app.command()
+def check(
+    config: Annotated[str, typer.Argument(help="A measurement file, such as configs/measure/north-h200.toml.")],
+    *,
+    variant: Annotated[str | None, typer.Option(help="Which of its variants; the first without.")] = None,
+) -> None:
+    """Say whether this card can run a table: SMs, architecture, shared memory, occupancy, proof."""
+    from runtime.gpu.campaign import check as check_campaign  # noqa: PLC0415 - torch and the compiler
+    from runtime.gpu.campaign import read_campaign  # noqa: PLC0415
+
+    Console().print(facts_table(check_campaign(read_campaign(locate(config)), variant)))
+
+
+@app.command()
+def measure(
+    config: Annotated[str, typer.Argument(help="A measurement file, such as configs/measure/north-h200.toml.")],
+    *,
+    out: Annotated[str | None, typer.Option(help="Where the JSON record goes.")] = None,
+) -> None:
+    """Time all variants of a file, interleaved, in streaming mode."""
+    from runtime.gpu.campaign import measure as measure_campaign  # noqa: PLC0415 - torch and the compiler
+    from runtime.gpu.campaign import read_campaign  # noqa: PLC0415
+
+    found = measure_campaign(read_campaign(locate(config)))
+    if out:
+        write_text_atomic(out, pretty_json(found))
+    Console().print(samples_table(found.samples, float(found.facts["roofline_ms"])))
+
+
+@app.command()
+def trace(
+    config: Annotated[str, typer.Argument(help="A measurement file, such as configs/measure/north-h200.toml.")],
+    out: Annotated[str, typer.Argument(help="Where the Perfetto trace goes.")],
+    *,
+    variant: Annotated[str | None, typer.Option(help="Which of its variants; the first without.")] = None,
+) -> None:
+    """Trace one step of a variant, task by task, and say what tracing costs."""
+    from runtime.gpu.campaign import read_campaign  # noqa: PLC0415 - torch and the compiler
+    from runtime.gpu.campaign import trace as trace_campaign  # noqa: PLC0415
+
+    timeline, plain, traced = trace_campaign(read_campaign(locate(config)), variant)
+    write_text_atomic(out, timeline.to_perfetto())
+    overhead = 100 * (traced.median_ms / plain.median_ms - 1)
+    Console().print(
+        f"{out}: {len(timeline.spans)} tasks, {timeline.total_ns / 1e6:.4f} ms; a step takes {plain.median_ms:.4f} ms, "
+        f"traced {traced.median_ms:.4f} ms ({overhead:+.1f}%)"
+    )
+
+
+@app.command()
+def microbench(
+    *,
+    out: Annotated[str, typer.Option(help="Where the JSON record goes.")],
+    chip: Annotated[str, typer.Option(help="The chip's description.")] = "configs/hardware/h200.toml",
+) -> None:
+    """Measure what a chip's steps cost: skeletons of a step, other copy sizes, ways of handing over."""
+    from runtime.gpu.campaign import microbench as run_microbench  # noqa: PLC0415 - torch and the compiler
+
+    found = run_microbench(load_hardware(locate(chip)))
+    write_text_atomic(out, pretty_json(found))
+    Console().print(samples_table(found.samples, None))
 
 
 def main() -> None:

@@ -4,10 +4,31 @@ Owns tables for people only; the machine's form of a result is its JSON. Called 
 """
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 from rich.table import Table
 
 from megakernel.model import DenseMlp, LayerSpec, ModelSpec, RoutedMlp
+
+
+class TimedSample(Protocol):
+    """A measured variant, as `runtime.gpu.measure` makes them."""
+
+    @property
+    def name(self) -> str:
+        """What was timed."""
+        ...
+
+    @property
+    def median_ms(self) -> float:
+        """Median."""
+        ...
+
+    @property
+    def spread(self) -> float:
+        """Largest minus smallest, as a share of the median."""
+        ...
 
 
 def model_table(spec: ModelSpec) -> Table:
@@ -26,6 +47,28 @@ def model_table(spec: ModelSpec) -> Table:
     table.add_row("parameters", f"{spec.num_parameters:,}, of which a token reads {spec.decode_active_parameters:,}")
     table.add_row("weights", f"{spec.weight_bytes / 1e9:.2f} GB in bfloat16")
     table.add_row("KV cache", f"{spec.kv_bytes_per_token_per_layer} bytes a token and layer")
+    return table
+
+
+def facts_table(facts: Mapping[str, str]) -> Table:
+    """Return a table of named facts."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in facts.items():
+        table.add_row(name, value)
+    return table
+
+
+def samples_table(samples: Iterable[TimedSample], roofline_ms: float | None) -> Table:
+    """Return a table of medians and spreads, with the share of the roofline where there is one."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("variant")
+    for title in ("ms", "roofline", "spread"):
+        table.add_column(title, justify="right")
+    for sample in samples:
+        share = f"{100 * roofline_ms / sample.median_ms:.1f}%" if roofline_ms else ""
+        table.add_row(sample.name, f"{sample.median_ms:.4f}", share, f"{100 * sample.spread:.1f}%")
     return table
 
 

@@ -5,6 +5,7 @@ front ends (streaming programs, plan tables) translate into it. Built by `stream
 read by `simulate.py` and `sm.py`.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 
@@ -36,6 +37,16 @@ class Label:
     task: int = -1
     path: str = ""
     layer: int = -1
+
+    @property
+    def name(self) -> str:
+        """How messages name the record."""
+        parts = [self.kind]
+        if self.layer >= 0:
+            parts.append(f"of layer {self.layer}")
+        if self.task >= 0:
+            parts.append(f"(task {self.task})")
+        return " ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +93,7 @@ class Program:
     sms: tuple[tuple[Record, ...], ...]
     num_counters: int
     arrivals: tuple[int, ...] = field(init=False)  # per counter, over the whole run
+    waits: frozenset[Wait] = field(init=False)  # all that anybody waits for
 
     def __post_init__(self) -> None:
         """Refuse what no SM could walk, and count every counter's arrivals."""
@@ -95,14 +107,20 @@ class Program:
         if not self.sms:
             raise ProgramError("a program needs at least one SM")
         arrivals = [0] * self.num_counters
-        for records in self.sms:
+        waits: set[Wait] = set()
+        # A streaming program gives every SM the same list: look at each distinct list once.
+        distinct = Counter(map(id, self.sms))
+        for records in {id(each): each for each in self.sms}.values():
+            times = distinct[id(records)]
             for record in records:
                 self._check(record)
+                waits.update(record.load_waits, record.run_waits)
                 if record.signal is not None:
-                    arrivals[record.signal.counter] += 1
+                    arrivals[record.signal.counter] += times
                 if record.arrive is not None:
-                    arrivals[record.arrive] += 1
+                    arrivals[record.arrive] += times
         object.__setattr__(self, "arrivals", tuple(arrivals))
+        object.__setattr__(self, "waits", frozenset(waits))
 
     def _check(self, record: Record) -> None:
         used = [wait.counter for wait in record.load_waits + record.run_waits]
@@ -112,8 +130,8 @@ class Program:
             used.append(record.arrive)
         for counter in used:
             if not 0 <= counter < self.num_counters:
-                raise ProgramError(f"{record.label} uses counter {counter} of {self.num_counters}")
+                raise ProgramError(f"{record.label.name} uses counter {counter} of {self.num_counters}")
         if record.load_bytes < 0:
-            raise ProgramError(f"{record.label} loads {record.load_bytes} bytes")
+            raise ProgramError(f"{record.label.name} loads {record.load_bytes} bytes")
         if min(record.load_work_ns, record.work_ns, record.compute_ns, record.other_bytes) < 0:
-            raise ProgramError(f"{record.label} spends a negative time or number of bytes")
+            raise ProgramError(f"{record.label.name} spends a negative time or number of bytes")

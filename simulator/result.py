@@ -43,12 +43,12 @@ class Result:
     total_ns: float
     bytes_read: int
     memory_busy_ns: float  # bytes over the streaming rate
-    events: int
+    num_records: int  # that ended
     sms: tuple[SmTimes, ...]
 
     def digest(self) -> str:
         """Fingerprint of all times; equal input gives an equal digest."""
-        found = hashlib.sha256(repr((self.total_ns, self.events)).encode())
+        found = hashlib.sha256(repr((self.total_ns, self.num_records)).encode())
         for sm in self.sms:
             for times in (sm.load_start_ns, sm.landed_ns, sm.run_start_ns, sm.end_ns):
                 found.update(times.tobytes())

@@ -9,11 +9,14 @@ import simpy
 from megakernel.hardware import HardwareSpec
 from simulator.counters import Counters
 from simulator.memory import Memory
+from simulator.producer import Shared
 from simulator.program import Program, ProgramError
 from simulator.result import Result
 from simulator.sm import StreamingMultiprocessor
 
-FAST_BATCH_BYTES = 40 * 1024
+# Larger batches are faster and agree less with the exact mode (see tests/accuracy).
+FAST_BATCH_COPIES = 3
+FAST_BATCH_BYTES = 48 * 1024
 
 
 def simulate(program: Program, chip: HardwareSpec, *, exact: bool = False) -> Result:
@@ -22,12 +25,10 @@ def simulate(program: Program, chip: HardwareSpec, *, exact: bool = False) -> Re
         raise ProgramError(f"the program has {len(program.sms)} SMs and {chip.name} has {chip.num_sms}")
     env = simpy.Environment()
     memory = Memory(chip, len(program.sms))
-    counters = Counters(env, chip, memory, program.num_counters)
-    batch = 1 if exact else max(1, FAST_BATCH_BYTES // program.ring.copy_bytes)
-    sms = [
-        StreamingMultiprocessor(env, chip, memory, counters, program.ring, records, sm=sm, batch_copies=batch)
-        for sm, records in enumerate(program.sms)
-    ]
+    counters = Counters(env, chip, memory, program)
+    batch = 1 if exact else max(1, min(FAST_BATCH_COPIES, FAST_BATCH_BYTES // program.ring.copy_bytes))
+    shared = Shared(env, chip, memory, counters, program.ring, batch)
+    sms = [StreamingMultiprocessor(shared, sm, records) for sm, records in enumerate(program.sms)]
     for sm in sms:
         sm.start()
     env.run()
@@ -38,6 +39,6 @@ def simulate(program: Program, chip: HardwareSpec, *, exact: bool = False) -> Re
         total_ns=max((sm.times.end_ns[-1] for sm in sms if len(sm.times.end_ns)), default=0.0),
         bytes_read=memory.bytes_read,
         memory_busy_ns=memory.busy_ns,
-        events=sum(len(sm.times.end_ns) for sm in sms),
+        num_records=sum(len(sm.times.end_ns) for sm in sms),
         sms=tuple(sm.times for sm in sms),
     )

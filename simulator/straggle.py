@@ -24,6 +24,6 @@ def longest_delays(num_copies: int) -> tuple[float, ...]:
     """Per entry, the longest delay among `num_copies` copies in a row."""
     single = delays()
     return tuple(
-        max(single[(start + COPY_STRIDE * step) & (SIZE - 1)] for step in range(num_copies))
+        max((single[(start + COPY_STRIDE * step) & (SIZE - 1)] for step in range(num_copies)), default=0.0)
         for start in range(SIZE)
     )

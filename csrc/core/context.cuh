@@ -1,0 +1,33 @@
+// What every role of a block carries along: its list, its shared memory, where it stands.
+#pragma once
+#include "core/shared.cuh"
+#include "ptx/timer.cuh"
+
+namespace mk::core {
+
+struct Context {
+  Shared& shared;
+  uint32_t sm;       // list of records
+  uint32_t begin;    // first record of the list
+  uint32_t records;  // in the list
+  uint32_t lane;
+  uint32_t warp;  // among the consumers
+
+  __device__ __forceinline__ const abi::Launch& launch() const { return shared.launch; }
+};
+
+// The words, or records, behind an address of the launch record.
+template <class T>
+__device__ __forceinline__ T* at(uint64_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+// Lets `cycles` pass: work of the streaming mode.
+__device__ __forceinline__ void spend(uint32_t cycles) {
+  if (cycles == 0) return;
+  const uint64_t since = ptx::clock();
+  while (ptx::clock() - since < cycles) {
+  }
+}
+
+}  // namespace mk::core

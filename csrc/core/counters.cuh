@@ -1,0 +1,84 @@
+// Counters in device memory: they only grow, step after step, and wrap; compared by signed difference.
+#pragma once
+#include "core/patience.cuh"
+
+namespace mk::core {
+
+__device__ __forceinline__ uint32_t* counter_word(const abi::Launch& launch, uint32_t counter) {
+  return at<uint32_t>(launch.counters) + counter * spec::kCounterStride;
+}
+
+// Value that a counter has once `need` arrivals of step `step - lag` are in: all steps before it came in whole.
+__device__ __forceinline__ uint32_t counter_target(uint32_t step, uint32_t lag, uint32_t total, uint32_t need) {
+  return (step - lag) * total + need;
+}
+
+// What one lane of a polling warp looks at: all waits of a record at once, one a lane, because each look is a trip to L2.
+struct Poll {
+  const uint32_t* word = nullptr;
+  uint32_t counter = abi::kNone;
+  uint32_t target = 0;
+  uint32_t value = 0;
+  bool is_met = true;
+
+  __device__ __forceinline__ Poll(const Context& context, const abi::Wait* waits, const uint32_t* targets,
+                                  uint32_t count) {
+    if (context.lane >= count) return;
+    counter = waits[context.lane].counter;
+    target = targets[context.lane];
+    word = counter_word(context.launch(), counter);
+    is_met = false;
+  }
+
+  // Whether this lane's counter has come far enough. Acquire at gpu scope; a warp barrier passes it on to the other lanes.
+  __device__ __forceinline__ bool look() {
+    if (!is_met) {
+      value = ptx::load_acquire_gpu(word);
+      is_met = static_cast<int32_t>(value - target) >= 0;
+      if constexpr (spec::kPollPauseNs > 0) {
+        if (!is_met) ptx::pause(spec::kPollPauseNs);
+      }
+    }
+    return is_met;
+  }
+
+  __device__ __forceinline__ Waiting waiting(const Slot& slot, abi::Place place) const {
+    return {place, slot.step, slot.index, slot.record.task, counter, target};
+  }
+};
+static_assert(abi::kMaxLoadWaits <= spec::kWarpThreads && abi::kMaxRunWaits <= spec::kWarpThreads);
+
+// Waits for all load waits of the record in `slot`, for every lane.
+__device__ __forceinline__ bool await_loads(const Context& context, const Slot& slot) {
+  if (slot.record.num_load_waits == 0) return true;
+  Poll poll(context, slot.record.load_waits, context.shared.load_targets, slot.record.num_load_waits);
+  const bool met = await(
+      context, [&] { return poll.look(); }, [&] { return poll.waiting(slot, abi::Place::kLoadWait); },
+      [&] { return poll.value; });
+  __syncwarp();
+  return met;
+}
+
+inline constexpr uint32_t kOwnWords = 64;  // between the SMs' words that are read back: lines of their own
+
+// One arrival by one thread, which has seen the end of what it announces. Release at gpu scope, unless the host asked for
+// less: a fence waits until all copies in flight to this SM have landed, whoever issued them.
+__device__ __forceinline__ void arrive(const abi::Launch& launch, uint32_t counter) {
+  if (counter == abi::kNone) return;
+  uint32_t* word = counter_word(launch, counter);
+  if constexpr (spec::kArriveRelaxed) {
+    ptx::add_relaxed_gpu(word, 1);
+  } else if constexpr (spec::kArriveReadBack) {
+    // What a run's last store would cost: a trip to L2 and back, on which the arrival depends. The trace's memory is free.
+    uint32_t* own = at<uint32_t>(launch.trace) + blockIdx.x * kOwnWords;
+    ptx::store_relaxed_gpu(own, 0);
+    ptx::add_relaxed_gpu(word, ptx::load_relaxed_gpu(own) == spec::kUnlikely ? 2 : 1);
+  } else if constexpr (spec::kArriveWithFence) {
+    ptx::fence_gpu();
+    ptx::add_relaxed_gpu(word, 1);
+  } else {
+    ptx::add_release_gpu(word, 1);
+  }
+}
+
+}  // namespace mk::core

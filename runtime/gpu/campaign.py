@@ -1,0 +1,215 @@
+"""What `runtime check`, `measure`, `trace` and `microbench` do: from a file to tables on a card, and back to a record.
+
+Owns the shape of configs/measure/*.toml. A variant is choices, assignments to them, and kernel options; all variants of
+a file share one model, one bucket and one live state, so that weights are allocated once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field
+
+from megakernel.build import BuiltStep, build_step
+from megakernel.config import ConfigError, Frozen, load_toml, override
+from megakernel.families import read_model
+from megakernel.hardware import HardwareSpec, load_hardware
+from megakernel.model import ModelSpec
+from megakernel.tiling import Choices
+from megakernel.timeline import Timeline
+from megakernel.verify import verify
+from megakernel.workload import Bucket
+from runtime.gpu.buffers import distinct_experts, random_inputs
+from runtime.gpu.card import Card, read_card, reasons
+from runtime.gpu.compile import compile_kernel
+from runtime.gpu.launch import LoadedTable
+from runtime.gpu.measure import Record, Sample, Timed, record, take
+from runtime.gpu.postmortem import GraphTitles
+from runtime.gpu.skeleton import RING_CELLS, SHIPPED_CELLS
+from runtime.gpu.specialize import KernelOptions, specialize
+from runtime.gpu.streaming import PlanBench, SkeletonBench
+from runtime.gpu.trace import to_timeline
+
+
+class Variant(Frozen):
+    """One thing to time: choices from a file, dotted assignments to them, and how the kernel is compiled."""
+
+    name: str
+    choices: str
+    set: tuple[str, ...] = ()
+    kernel: KernelOptions = KernelOptions()
+    steps: int = Field(default=1, ge=1)
+    free: bool = False
+
+
+class MeasureConfig(Frozen):
+    """A measurement file; paths are relative to it."""
+
+    model: str
+    chip: str
+    bucket: Bucket
+    positions: tuple[int, ...] = Field(min_length=1)
+    rounds: int = Field(default=7, ge=1)
+    variants: tuple[Variant, ...] = Field(min_length=1)
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """A measurement file with all that it names, read and built."""
+
+    config: MeasureConfig
+    model: ModelSpec
+    chip: HardwareSpec
+    steps: dict[str, BuiltStep]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that a step must read: the roofline's."""
+        step = next(iter(self.steps.values()))
+        experts = distinct_experts(step, random_inputs(step, self.config.positions))
+        routed = [count for count in experts if count]
+        mean = sum(routed) / len(routed) if routed else 0.0
+        return self.model.step_bytes([position + 1 for position in self.config.positions], mean)
+
+    @property
+    def roofline_ms(self) -> float:
+        """The step at the chip's datasheet bandwidth."""
+        return self.num_bytes / self.chip.datasheet_bytes_per_ns / 1e6
+
+    def variant(self, name: str | None) -> Variant:
+        """A variant by name; the first without one."""
+        found = [variant for variant in self.config.variants if name in (None, variant.name)]
+        if not found:
+            raise ConfigError(f"no variant {name!r}; there are {', '.join(each.name for each in self.config.variants)}")
+        return found[0]
+
+
+def read_campaign(path: Path) -> Campaign:
+    """Read a measurement file and build the tables of its variants."""
+    config = load_toml(path, MeasureConfig)
+    base = path.parent
+    model, chip = read_model(base / config.model), load_hardware(base / config.chip)
+    steps: dict[str, BuiltStep] = {}
+    for variant in config.variants:
+        choices = override(load_toml(base / variant.choices, Choices), variant.set)
+        steps[variant.name] = build_step(model, config.bucket, choices, chip)
+    return Campaign(config, model, chip, steps)
+
+
+def check(campaign: Campaign, name: str | None = None) -> dict[str, str]:
+    """Facts of the card and of one variant's kernel on it; ConfigError when the card cannot run it."""
+    card, variant = read_card(), campaign.variant(name)
+    step = campaign.steps[variant.name]
+    spec = specialize(step, campaign.chip, variant.kernel)
+    found = reasons(
+        card, num_sms=step.table.num_sms, architecture=campaign.chip.architecture, shared_bytes=spec.shared_bytes
+    )
+    found += [str(finding) for finding in verify(step.graph, step.table)]
+    if found:
+        raise ConfigError("this card can't run this table:\n" + "\n".join(f"  {reason}" for reason in found))
+    compiled = compile_kernel(spec, campaign.chip.architecture)
+    titles = GraphTitles(step.graph, step.counter_titles)
+    loaded = LoadedTable(compiled, step.table, titles, proved_digest=step.table.digest)
+    if loaded.blocks_per_sm < 1:
+        raise ConfigError(f"no block of this kernel fits on an SM of {card.name}: fewer ring stages would")
+    resources = compiled.resources
+    return {
+        "card": f"{card.name}, {card.num_sms} SMs, {card.memory_bytes / 1e9:.0f} GB",
+        "driver": f"{card.driver}, CUDA {card.cuda}",
+        "variant": variant.name,
+        "table": f"{step.table.digest}, {len(step.table.records)} records, {step.table.num_counters} counters",
+        "kernel": f"{resources.registers} registers, {resources.spill_bytes} bytes spilled",
+        "block": f"{spec.block_threads} threads",
+        "shared memory": f"{spec.shared_bytes} of {card.shared_memory_per_block_bytes} bytes a block",
+        "occupancy": f"{loaded.blocks_per_sm} block an SM, {step.table.num_sms} blocks",
+    }
+
+
+def measure(campaign: Campaign) -> Record:
+    """Time all variants, interleaved."""
+    card = _fitting(campaign)
+    bench = PlanBench(campaign.chip, campaign.config.positions)
+    timed: dict[str, Timed] = {}
+    for variant in campaign.config.variants:
+        timed[variant.name] = _per_step(_load(campaign, bench, variant), variant.steps)
+    samples = take(timed, rounds=campaign.config.rounds)
+    digests = {f"table of {name}": step.table.digest for name, step in campaign.steps.items()}
+    return record(
+        "step", card, samples, bytes=campaign.num_bytes, roofline_ms=round(campaign.roofline_ms, 4), **digests
+    )
+
+
+def trace(campaign: Campaign, name: str | None = None) -> tuple[Timeline, Sample, Sample]:
+    """Timeline of one step of a variant, and what tracing costs: samples without and with it."""
+    _fitting(campaign)
+    variant = campaign.variant(name)
+    bench = PlanBench(campaign.chip, campaign.config.positions)
+    plain, traced = (
+        _load(
+            campaign, bench, variant.model_copy(update={"kernel": variant.kernel.model_copy(update={"trace": tracing})})
+        )
+        for tracing in (False, True)
+    )
+    timed = {"plain": _per_step(plain, variant.steps), "traced": _per_step(traced, variant.steps)}
+    without, with_trace = take(timed, rounds=campaign.config.rounds)
+    traced.run()
+    step = campaign.steps[variant.name]
+    titles = GraphTitles(step.graph, step.counter_titles)
+    return to_timeline(step.table, titles, traced.trace(), variant.name), without, with_trace
+
+
+def microbench(chip: HardwareSpec, *, rounds: int = 7) -> Record:
+    """The skeleton data set, other copy sizes, and hand-off variants, on the present card."""
+    card = read_card()
+    bench = SkeletonBench(chip)
+    timed: dict[str, Timed] = {}
+    for cell in (*SHIPPED_CELLS, *RING_CELLS):
+        timed[f"default | {cell.name}"] = bench.load(cell, KernelOptions()).time_ms
+    for title, options in HANDOFF_VARIANTS.items():
+        for cell in HANDOFF_CELLS:
+            timed[f"{title} | {cell.name}"] = bench.load(cell, options).time_ms
+    return record("microbench", card, take(timed, rounds=rounds), bytes=bench.num_bytes)
+
+
+HANDOFF_VARIANTS = {
+    "every warp polls": KernelOptions(pollers=8, poll_stagger_cycles=0),
+    "2 pollers": KernelOptions(pollers=2),
+    "4 pollers": KernelOptions(pollers=4),
+    "100 ns between polls": KernelOptions(poll_pause_ns=100),
+    "fence, relaxed add": KernelOptions(arrival="fence"),
+    "read-back arrival": KernelOptions(arrival="read_back"),
+    "relaxed arrival": KernelOptions(arrival="relaxed"),
+    "counters 4 bytes apart": KernelOptions(counter_stride=1),
+    "no proxy fence": KernelOptions(proxy_fence=False),
+    "2 slots": KernelOptions(slots=2),
+    "4 warps": KernelOptions(consumer_warps=4),
+    "12 warps": KernelOptions(consumer_warps=12),
+    "default L2 policy": KernelOptions(evict_first=False),
+}
+"""Ways of doing a hand-off, each against the default."""
+
+HANDOFF_CELLS = tuple(
+    cell
+    for cell in SHIPPED_CELLS
+    if cell.skeleton.order == ("QKV", "ATT", "UP", "DOWN", "O")
+    and not cell.skeleton.load_after_wait
+    and (cell.skeleton.free or cell.key in {(40, 0), (40, 1000), (None, 1000)})
+)
+
+
+def _fitting(campaign: Campaign) -> Card:
+    card = read_card()
+    found = reasons(card, num_sms=campaign.chip.num_sms, architecture=campaign.chip.architecture, shared_bytes=0)
+    if found:
+        raise ConfigError("\n".join(found))
+    return card
+
+
+def _load(campaign: Campaign, bench: PlanBench, variant: Variant) -> LoadedTable:
+    step = campaign.steps[variant.name]
+    return bench.load(step, variant.kernel, steps=variant.steps, free=variant.free)
+
+
+def _per_step(table: LoadedTable, steps: int) -> Timed:
+    return lambda: table.time_ms() / steps

@@ -1,0 +1,64 @@
+"""What card this is, and whether it can run a table: `runtime check`'s answers.
+
+Owns the refusals before a launch: too few SMs, another architecture, a kernel of which no block fits. Pure where it
+decides; only `read_card` asks the driver.
+"""
+
+from __future__ import annotations
+
+import torch
+from cuda.bindings import driver  # pyright: ignore[reportAttributeAccessIssue]
+from cuda.core import system  # pyright: ignore[reportAttributeAccessIssue]
+from pydantic import Field
+
+from megakernel.config import Frozen
+
+OTHER_PLAN = "search a plan for that chip"
+
+
+class Card(Frozen):
+    """A card as its driver describes it."""
+
+    name: str
+    compute_capability: str
+    num_sms: int = Field(gt=0)
+    shared_memory_per_block_bytes: int
+    memory_bytes: int
+    l2_bytes: int
+    driver: str
+    cuda: str
+
+    @property
+    def architecture(self) -> str:
+        """Name of the architecture that kernels for this card are compiled for."""
+        return f"sm_{self.compute_capability.replace('.', '')}a"
+
+
+def read_card() -> Card:
+    """The present card."""
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    _, version = driver.cuDriverGetVersion()
+    kernel_mode = system.get_kernel_mode_driver_version()  # pyright: ignore[reportAttributeAccessIssue]
+    return Card(
+        name=properties.name,
+        compute_capability=f"{properties.major}.{properties.minor}",
+        num_sms=properties.multi_processor_count,
+        shared_memory_per_block_bytes=properties.shared_memory_per_block_optin,
+        memory_bytes=properties.total_memory,
+        l2_bytes=properties.L2_cache_size,
+        driver=".".join(map(str, kernel_mode)),
+        cuda=f"{version // 1000}.{version % 1000 // 10}",
+    )
+
+
+def reasons(card: Card, *, num_sms: int, architecture: str, shared_bytes: int) -> list[str]:
+    """Why `card` cannot run a table for `num_sms` SMs; an empty list when it can."""
+    found: list[str] = []
+    if card.architecture != architecture:
+        found.append(f"the table is for {architecture}, {card.name} is {card.architecture}; {OTHER_PLAN}")
+    if card.num_sms < num_sms:
+        found.append(f"the table is for {num_sms} SMs, {card.name} has {card.num_sms}; {OTHER_PLAN}")
+    if card.shared_memory_per_block_bytes < shared_bytes:
+        given = card.shared_memory_per_block_bytes
+        found.append(f"a block needs {shared_bytes} bytes of shared memory, {card.name} gives {given}")
+    return found

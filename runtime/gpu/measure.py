@@ -1,0 +1,95 @@
+"""The one protocol of all measurements on a card: warmed, interleaved, repeated; medians and spreads.
+
+Owns how variants are timed against each other and the record that a number is quoted from. Variants take turns inside
+every round, so that clocks and neighbours disturb all of them alike; the order is rotated from round to round. A step
+streams several gigabytes, so every launch finds L2 full of something else.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import statistics
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from megakernel.config import Frozen
+from runtime.gpu.card import Card
+from runtime.gpu.compile import csrc_fingerprint
+
+Timed = Callable[[], float]
+"""One timed run: milliseconds of a step."""
+
+
+class Sample(Frozen):
+    """Milliseconds of one variant, in the order in which they were taken."""
+
+    name: str
+    ms: tuple[float, ...]
+
+    @property
+    def median_ms(self) -> float:
+        """Median."""
+        return statistics.median(self.ms)
+
+    @property
+    def spread(self) -> float:
+        """Largest minus smallest, as a share of the median."""
+        return (max(self.ms) - min(self.ms)) / self.median_ms
+
+
+class Record(Frozen):
+    """One measurement, complete enough to be judged later."""
+
+    what: str
+    date: str
+    commit: str
+    code: str  # fingerprint of csrc
+    card: Card
+    facts: dict[str, str | int | float]  # of the table: digest, bytes, bucket
+    samples: tuple[Sample, ...]
+
+    def median_ms(self, name: str) -> float:
+        """Median of one variant."""
+        return next(sample.median_ms for sample in self.samples if sample.name == name)
+
+
+def take(variants: Mapping[str, Timed], *, rounds: int = 7, warm_ups: int = 2) -> tuple[Sample, ...]:
+    """Time all variants, interleaved."""
+    names = list(variants)
+    for name in names:
+        for _ in range(warm_ups):
+            variants[name]()
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(rounds):
+        shift = turn * len(names) // max(rounds, 1)
+        for name in names[shift:] + names[:shift]:
+            taken[name].append(variants[name]())
+    return tuple(Sample(name=name, ms=tuple(taken[name])) for name in names)
+
+
+def record(what: str, card: Card, samples: tuple[Sample, ...], **facts: str | float) -> Record:
+    """A record of `samples`, dated."""
+    return Record(
+        what=what,
+        date=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        commit=_commit(),
+        code=csrc_fingerprint(),
+        card=card,
+        facts=facts,
+        samples=samples,
+    )
+
+
+def _commit() -> str:
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "HEAD"],  # noqa: S607
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return "unknown"
+    return done.stdout.strip() if done.returncode == 0 else "unknown"

@@ -1,0 +1,112 @@
+"""Tables in streaming mode, ready to be timed: skeletons of a step, and real plans with their real bytes.
+
+Owns the way from a cell or from choices to a loaded table. Every real table is verified first; the free stream of a
+plan is the one exception: its waits and arrivals are taken out, which is harmless as long as nothing is computed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from megakernel.build import BuiltStep
+from megakernel.config import ConfigError
+from megakernel.counters import NONE
+from megakernel.hardware import HardwareSpec
+from megakernel.kinds import TaskKind
+from megakernel.table import TaskTable
+from megakernel.verify import verify
+from runtime.gpu.buffers import Addresses, StepBuffers, random_bytes, random_inputs
+from runtime.gpu.compile import compile_kernel
+from runtime.gpu.launch import NO_WORK, LoadedTable, Work
+from runtime.gpu.postmortem import GraphTitles
+from runtime.gpu.skeleton import (
+    ROUTER_CYCLES,
+    SHIPPED_CELLS,
+    TOP_K_CYCLES,
+    SkeletonCell,
+    arena_bytes,
+    build_skeleton,
+)
+from runtime.gpu.specialize import KernelOptions, specialize, specialize_linear
+
+MAX_COPY_BYTES = 65536
+
+
+class SkeletonBench:
+    """Loads skeletons over one arena."""
+
+    def __init__(self, chip: HardwareSpec) -> None:
+        """Allocate the arena for the chip's SMs."""
+        self.chip = chip
+        table, _ = build_skeleton(SHIPPED_CELLS[0].skeleton, chip.num_sms)
+        self.num_bytes = arena_bytes(table)
+        # Another copy size rounds every SM's last copy up.
+        self._arena = random_bytes(self.num_bytes + MAX_COPY_BYTES * chip.num_sms)
+
+    def load(self, cell: SkeletonCell, options: KernelOptions) -> LoadedTable:
+        """A cell, armed."""
+        table, titles = build_skeleton(cell.skeleton, self.chip.num_sms)
+        compiled = compile_kernel(specialize_linear(table, self.chip, options), self.chip.architecture)
+        loaded = LoadedTable(compiled, table, titles, proved_digest=None)
+        loaded.arm(Addresses(arena=self._arena.data_ptr()), work=work_of(cell))
+        return loaded
+
+
+def work_of(cell: SkeletonCell) -> Work:
+    """Cycles by kind: after every wait, and the router's two parts where there is work at all."""
+    if cell.skeleton.free or not cell.work_cycles:
+        return NO_WORK
+    waiting = (TaskKind.PROJECT, TaskKind.ATTEND, TaskKind.OUTPUT, TaskKind.DOWN, TaskKind.HEAD)
+    return Work(
+        load={TaskKind.UP: TOP_K_CYCLES},
+        early={TaskKind.PROJECT: ROUTER_CYCLES},
+        run=dict.fromkeys(waiting, cell.work_cycles),
+    )
+
+
+class PlanBench:
+    """Loads the tables of one model and bucket over one set of weights."""
+
+    def __init__(self, chip: HardwareSpec, positions: tuple[int, ...]) -> None:
+        """Keep the live state that all tables run in."""
+        self.chip = chip
+        self.positions = positions
+        self._model: StepBuffers | None = None
+        self._buffers: list[StepBuffers] = []
+
+    def load(
+        self,
+        step: BuiltStep,
+        options: KernelOptions,
+        *,
+        steps: int = 1,
+        work: Work = NO_WORK,
+        free: bool = False,
+    ) -> LoadedTable:
+        """A verified table, armed; `free` takes its waits and arrivals out."""
+        findings = verify(step.graph, step.table)
+        if findings:
+            raise ConfigError("the table is not sound:\n" + "\n".join(map(str, findings)))
+        table = without_waits(step.table) if free else step.table
+        compiled = compile_kernel(specialize(step, self.chip, options), self.chip.architecture)
+        titles = GraphTitles(step.graph, step.counter_titles)
+        proved = None if free else step.table.digest
+        loaded = LoadedTable(compiled, table, titles, proved_digest=proved)
+        buffers = StepBuffers(step, self._model)
+        if self._model is None:
+            self._model = buffers
+        self._buffers.append(buffers)
+        torch.cuda.synchronize()
+        loaded.arm(buffers.set_inputs(random_inputs(step, self.positions)), steps=steps, work=work)
+        return loaded
+
+
+def without_waits(table: TaskTable) -> TaskTable:
+    """The same loads in the same lists, with nothing to wait for."""
+    records = table.records.copy()
+    for name in ("num_load_waits", "num_run_waits"):
+        records[name] = 0
+    for name in ("arrive", "early"):
+        records[name] = NONE
+    return TaskTable(table.header, table.offsets, np.zeros_like(table.totals), records)

@@ -1,0 +1,152 @@
+"""The consumers of an SM: the warps that walk the records behind the producer and use what has landed.
+
+Owns run waits, the early signal, work, the use of copies in their order, and the arrival. Refuses to know where
+copies come from. Between two waits everything here is arithmetic: an event is spent only on a wait, an early signal
+and the end of a record. Built by `sm.py`; frees stages for `producer.py`.
+"""
+
+from collections import deque
+
+import simpy
+
+from simulator.producer import Producer, Shared
+from simulator.program import Record
+from simulator.result import SmTimes
+from simulator.ring import RingState
+from simulator.timer import Timer
+
+
+class Consumers:
+    """The running half of an SM."""
+
+    def __init__(
+        self, shared: Shared, records: tuple[Record, ...], ring: RingState, times: SmTimes, producer: Producer
+    ) -> None:
+        """Wire them to the ring they empty; `start` sets them going."""
+        env, costs = shared.env, shared.chip.costs
+        self._env = env
+        self._counters = shared.counters
+        self._records = records
+        self._ring = ring
+        self._times = times
+        self._producer = producer
+        self._copy_bytes = shared.ring.copy_bytes
+        self._mask = ring.mask
+        self._consume_ns = costs.consume_copy_ns + self._copy_bytes / costs.consume_bytes_per_ns
+        self._l2_ns_per_byte = 1.0 / costs.l2_bytes_per_ns
+        self.run = 0  # record being run, or waited for
+        self._run_wait = 0  # its run waits already met
+        self._run_since_ns = -1.0
+        self._running = False
+        self._opened = 0  # records whose load waits are met
+        self.awaits_load = False
+        self._unused = 0  # copies of the running record still to be fetched or used
+        self._done_ns = 0.0  # when the consumers are free again
+        self._fetched: deque[tuple[int, int, int, float]] = deque()  # batches of records that don't run yet
+        self._end_timer = Timer(env, self._finish)
+        self._release_timer = Timer(env, self._go_on)
+
+    def start(self) -> None:
+        """Begin with the first record."""
+        self._begin_run()
+
+    def open_record(self, record_idx: int) -> None:
+        """Run the record if only its load waits were missing."""
+        self._opened = record_idx + 1
+        if self.awaits_load:
+            self.awaits_load = False
+            self._start_run()
+
+    def take(self, record_idx: int, first: int, num: int, landed_ns: float, now_ns: float) -> None:
+        """Use copies of the running record; keep those of later ones."""
+        if self._running and record_idx == self.run:
+            self._consume(first, num, landed_ns, now_ns)
+        else:
+            self._fetched.append((record_idx, first, num, landed_ns))
+
+    def _begin_run(self) -> None:
+        if self.run == len(self._records):
+            return
+        if self._run_since_ns < 0.0:
+            self._run_since_ns = self._env.now
+        waits = self._records[self.run].run_waits
+        if self._run_wait < len(waits):
+            wait = waits[self._run_wait]
+            if self._counters.is_met(wait.counter, wait.need):
+                self._run_wait += 1
+                self._counters.poll(self._env.now, self._begin_run)
+            else:
+                self._counters.when_met(wait.counter, wait.need, self._run_wait_over)
+        elif self._opened > self.run:
+            self._start_run()
+        else:
+            self.awaits_load = True
+
+    def _run_wait_over(self) -> None:
+        self._run_wait += 1
+        self._begin_run()
+
+    def _start_run(self) -> None:
+        ready_ns = now_ns = self._env.now
+        run = self.run
+        record = self._records[run]
+        times = self._times
+        times.run_wait_start_ns[run] = self._run_since_ns
+        times.run_start_ns[run] = now_ns
+        times.run_wait_ns += now_ns - self._run_since_ns
+        if record.signal is not None:
+            ready_ns += record.signal.work_ns
+            counter = record.signal.counter
+            Timer(self._env, lambda _: self._counters.arrive(counter)).arm(ready_ns, now_ns)
+            ready_ns += self._counters.release_ns()
+        ready_ns += record.work_ns + record.other_bytes * self._l2_ns_per_byte
+        self._done_ns = ready_ns
+        self._running = True
+        self._unused = -(-record.load_bytes // self._copy_bytes)
+        if not self._unused:
+            self._end_timer.arm(ready_ns + record.compute_ns, now_ns)
+            return
+        fetched = self._fetched
+        while fetched and fetched[0][0] == run:
+            _, first, num, used_ns = fetched.popleft()
+            self._consume(first, num, used_ns, now_ns)
+        self._producer.stages_freed(now_ns)
+
+    def _consume(self, first: int, num: int, landed_ns: float, now_ns: float) -> None:
+        """Use a batch of the running record as soon as it is there and the consumers are free."""
+        step_ns, mask = self._consume_ns, self._mask
+        done_ns = self._done_ns + num * step_ns
+        fed_ns = landed_ns + step_ns
+        if fed_ns > done_ns:
+            self._times.data_wait_ns += fed_ns - done_ns
+            done_ns = fed_ns
+        self._done_ns = done_ns
+        if num == 1:
+            self._ring.consumed_ns[first & mask] = done_ns
+        else:
+            consumed_ns = self._ring.consumed_ns
+            for copy in range(first + num - 1, first - 1, -1):
+                consumed_ns[copy & mask] = done_ns
+                done_ns -= step_ns
+        self._ring.consumed = first + num
+        self._unused -= num
+        if not self._unused:
+            self._end_timer.arm(self._done_ns + self._records[self.run].compute_ns, now_ns)
+
+    def _finish(self, _: simpy.Event) -> None:
+        run = self.run
+        self._times.end_ns[run] = self._env.now
+        arrive = self._records[run].arrive
+        self._running = False
+        self.run = run + 1
+        self._run_wait = 0
+        self._run_since_ns = -1.0
+        if arrive is None:
+            self._begin_run()
+        else:
+            self._counters.arrive(arrive)
+            now_ns = self._env.now
+            self._release_timer.arm(now_ns + self._counters.release_ns(), now_ns)
+
+    def _go_on(self, _: simpy.Event) -> None:
+        self._begin_run()

@@ -1,0 +1,169 @@
+"""A plan's table in one live state as a simulator program: the front end for task tables.
+
+Owns the translation of packed records into the simulator's: waits as they stand in the table, bytes from
+`megakernel.cost`, serial work from the chip's `work`. Refuses to place or to wire anything. Called by `predict`.
+
+A step is simulated alone, from an empty ring: waits for the previous step (lag 1) are met when it begins, as they are
+in the first step of a launch. In a long chain a step's first copies are issued while the previous one samples, so a
+chained step is a little faster, by less than its first hand-off and the time to fill a ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.recfunctions import repack_fields
+
+from megakernel.build import BuiltStep
+from megakernel.cost import LiveState, TaskCost, price_bytes
+from megakernel.counters import NONE
+from megakernel.graph import Op
+from megakernel.hardware import HardwareSpec
+from megakernel.kinds import TaskKind
+from megakernel.model import ModelSpec, RoutedMlp
+from megakernel.table import read_waits
+from simulator.program import Label, Program, Record, Ring, Signal, Wait
+
+_SIGNALS = ["arrive", "early", "num_load_waits", "num_run_waits", "load_waits", "run_waits"]
+
+_STREAM_READERS = frozenset({TaskKind.PROJECT, TaskKind.UP, TaskKind.HEAD})
+"""Products over the normalised stream: what one of them has staged, the next one of the same layer finds."""
+
+_STAGING = _STREAM_READERS | {TaskKind.OUTPUT, TaskKind.DOWN}
+"""Products: an SM stages their input rows once, however many tasks of the operator it runs."""
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A program, and per record in list order, SM after SM: its operator and its task number."""
+
+    program: Program
+    cost: TaskCost
+    op_of: Numbers
+    task_of: Numbers
+
+
+def lower_program(step: BuiltStep, state: LiveState, chip: HardwareSpec) -> Lowered:
+    """Translate the table of `step` in `state`; equal records become one object."""
+    table, ring = step.table, step.choices.ring
+    tasks = table.records["task"].astype(np.int64)
+    op_of = np.repeat(np.arange(len(step.graph.ops)), [len(op.tasks) for op in step.graph.ops])[tasks]
+    cost = price_bytes(step, state)
+    columns = (
+        range(len(tasks)),
+        op_of.tolist(),
+        cost.load_bytes[tasks].tolist(),
+        cost.read_bytes[tasks].tolist(),
+        _signal_keys(table.records),
+    )
+    rows = list(zip(*columns, strict=True))
+    translation = _Translation(step, state, chip)
+    sms = tuple(tuple(translation.sm(rows[begin:end])) for begin, end in pairwise(table.offsets.tolist()))
+    program = Program(Ring(ring.copy_bytes, ring.stages, ring.in_flight_cap_bytes), sms, table.num_counters)
+    return Lowered(program, cost, op_of, tasks)
+
+
+def _signal_keys(records: npt.NDArray[np.void]) -> list[bytes]:
+    """Waits and arrivals of every record, packed into a key."""
+    packed = np.ascontiguousarray(repack_fields(records[_SIGNALS]))
+    return packed.view(np.dtype((np.void, packed.dtype.itemsize))).tolist()
+
+
+class _Demand(NamedTuple):
+    """All that a record of the program depends on, beside the step's own constants."""
+
+    op_idx: int
+    load_bytes: int
+    read_bytes: int
+    start_cycles: float
+    finds_experts: bool
+    signals: bytes
+
+
+class _Translation:
+    """Walks an SM's list and knows which rows the SM has staged; keeps one object per distinct record."""
+
+    def __init__(self, step: BuiltStep, state: LiveState, chip: HardwareSpec) -> None:
+        rows, work = len(state.positions), chip.work
+        self._records = step.table.records
+        self._ops = step.graph.ops
+        self._known: dict[_Demand, Record] = {}
+        self._rows_of = [_staged_rows(idx, op) for idx, op in enumerate(self._ops)]
+        self._routed_layer = [op.layer if _is_routed(step.model, op) else -1 for op in self._ops]
+        self._start = [work.start_cycles(op.kind, rows) for op in self._ops]
+        self._reads_stream = [op.kind in _STREAM_READERS for op in self._ops]
+        self._restage, self._router, self._topk, self._finish = (
+            work.with_rows(cycles, rows) for cycles in (work.restage, work.router, work.topk, work.finish)
+        )
+        self._ns = chip.cycles_ns
+
+    def sm(self, rows: Iterable[tuple[int, int, int, int, bytes]]) -> Iterator[Record]:
+        """Records of one SM, from number, operator, bytes and signals of each."""
+        staged: Hashable = None
+        normed: Hashable = None
+        topk_layer = -1
+        for idx, op_idx, load_bytes, activation_bytes, signals in rows:
+            cycles, read_bytes = self._start[op_idx], activation_bytes
+            needed = self._rows_of[op_idx]
+            if not load_bytes and (needed is not None or not read_bytes):
+                cycles, read_bytes = 0.0, 0  # a share that finds nothing to do
+            elif needed is None:
+                staged = None  # its own rows took the place
+            elif needed == staged:
+                cycles, read_bytes = 0.0, 0
+            else:
+                if needed == normed:
+                    cycles = self._restage
+                staged = needed
+                if self._reads_stream[op_idx]:
+                    normed = needed
+            layer = self._routed_layer[op_idx]
+            finds_experts = layer >= 0 and layer != topk_layer
+            if finds_experts:
+                topk_layer = layer
+            demand = _Demand(op_idx, load_bytes, read_bytes, cycles, finds_experts, signals)
+            record = self._known.get(demand)
+            if record is None:
+                record = self._known[demand] = self._record(self._records[idx], demand)
+            yield record
+
+    def _record(self, packed: np.void, demand: _Demand) -> Record:
+        op = self._ops[demand.op_idx]
+        early, arrive = int(packed["early"]), int(packed["arrive"])
+        start_ns = self._ns(demand.start_cycles)
+        signal = Signal(early, start_ns + self._ns(self._router)) if early != NONE else None
+        is_empty = not (demand.load_bytes or demand.read_bytes)
+        return Record(
+            label=Label(op.name, path=op.path.value, layer=op.layer),
+            load_bytes=demand.load_bytes,
+            load_waits=_met_in_this_step(packed, "load"),
+            load_work_ns=self._ns(self._topk) if demand.finds_experts else 0.0,
+            run_waits=_met_in_this_step(packed, "run"),
+            signal=signal,
+            work_ns=0.0 if signal else start_ns,
+            compute_ns=0.0 if is_empty else self._ns(self._finish),
+            other_bytes=demand.read_bytes,
+            arrive=arrive if arrive != NONE else None,
+        )
+
+
+def _met_in_this_step(packed: np.void, phase: str) -> tuple[Wait, ...]:
+    return tuple(Wait(wait.counter, wait.need) for wait in read_waits(packed, phase) if wait.lag == 0)
+
+
+def _staged_rows(op_idx: int, op: Op) -> Hashable:
+    """What a product's staged rows are called; None for kinds whose every task reads its own."""
+    if op.kind in _STREAM_READERS:
+        return ("stream", op.layer, *op.buffers[:2])
+    return op_idx if op.kind in _STAGING else None
+
+
+def _is_routed(model: ModelSpec, op: Op) -> bool:
+    return op.kind in {TaskKind.UP, TaskKind.DOWN} and isinstance(model.layers[op.layer].mlp, RoutedMlp)

@@ -1,0 +1,69 @@
+"""Without a card: every shipped choices file compiles for Hopper within its ceilings, and the loop for Blackwell."""
+
+import pytest
+from support import north, small
+
+from megakernel.assets import asset
+from megakernel.config import ConfigError
+from megakernel.header import render
+from runtime.gpu.specialize import KernelOptions, Specialization, specialize, specialize_linear
+
+pytest.importorskip("cuda.bindings.nvrtc", reason="needs the run-time compiler of the runtime extra")
+
+CHOICES = sorted(path.stem for path in asset("configs/choices").glob("*.toml"))
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_shipped_choices_compile_for_hopper(name, cache):
+    from runtime.gpu.compile import compile_kernel
+
+    step, chip = north.step(name), north.chip()
+    for trace in (False, True):
+        kernel = compile_kernel(specialize(step, chip, KernelOptions(trace=trace)), "sm_90a", cache_directory=cache)
+        assert kernel.cubin[:4] == b"\x7fELF"
+        assert kernel.resources.registers <= 128
+        assert kernel.resources.spill_bytes == 0
+        assert kernel.specialization.shared_bytes <= chip.shared_memory_per_block_bytes
+
+
+def test_the_loop_compiles_for_blackwell(cache):
+    from runtime.gpu.compile import compile_kernel
+
+    kernel = compile_kernel(specialize(small.build(), small.chip(), KernelOptions()), "sm_100a", cache_directory=cache)
+    assert kernel.resources.spill_bytes == 0
+
+
+def test_the_skeleton_compiles(cache):
+    from megakernel.tiling import Ring
+    from runtime.gpu.compile import compile_kernel
+    from runtime.gpu.skeleton import Skeleton, build_skeleton
+
+    ring = Ring(copy_bytes=8192, stages=25, in_flight_cap_bytes=40960)
+    table, _ = build_skeleton(Skeleton(("QKV", "UP", "ATT", "DOWN", "O"), ring), 132)
+    compile_kernel(specialize_linear(table, small.chip(), KernelOptions()), "sm_90a", cache_directory=cache)
+
+
+def test_the_cache_returns_the_same_kernel(cache):
+    from runtime.gpu.compile import compile_kernel
+
+    spec = specialize(small.build(), small.chip(), KernelOptions())
+    first = compile_kernel(spec, "sm_90a", cache_directory=cache)
+    assert compile_kernel(spec, "sm_90a", cache_directory=cache) == first
+
+
+def test_a_constant_that_cannot_be_is_refused_by_the_compiler(cache):
+    from runtime.gpu.compile import compile_kernel
+
+    constants = dict(specialize(small.build(), small.chip(), KernelOptions()).constants)
+    constants["kInFlightCapBytes"] = constants["kRingBytes"] + constants["kCopyBytes"]
+    with pytest.raises(ConfigError, match="the cap is from one copy to the whole ring"):
+        compile_kernel(Specialization(tuple(constants.items())), "sm_90a", cache_directory=cache)
+
+
+def test_the_committed_header_is_what_the_host_packs():
+    assert asset("csrc/abi.cuh").read_text(encoding="utf-8") == render()

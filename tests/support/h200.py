@@ -1,0 +1,225 @@
+"""The measured cells of an H200 as streaming programs, and how well the simulator meets them.
+
+Owns the translation of tests/data/*.csv into programs and the figures that the accuracy bars are stated in. Used by
+tests/accuracy and by tests/accuracy/fit_h200.py.
+"""
+
+import csv
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from megakernel.hardware import HardwareSpec
+from simulator.simulate import simulate
+from simulator.stream import Phase, PhaseSignal, StreamProgram, stream_records
+
+DATA = Path(__file__).parents[1] / "data"
+CHIP = Path(__file__).parents[2] / "configs" / "hardware" / "h200.toml"
+LAYERS = 49
+SMS = 132
+# The steps are periodic: two short runs that differ by whole layers give the time of a layer.
+SHORT, LONG = 5, 9
+HELD_OUT_COPY_BYTES = 4096
+HELD_OUT_ORDER = "QKV ATT UP DOWN O"
+HELD_OUT_STRIDE = 5  # and every fifth of the other cells
+COPIES = {"QKV": 20, "UP": 46, "ATT": 8, "DOWN": 23, "O": 16}
+HEAD_COPIES = 993
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of a data set."""
+
+    number: int
+    copy_bytes: int
+    ring_stages: int
+    cap_kb: int | None
+    work_cycles: int | None  # None: no dependency at all
+    ms: float
+    copies: int = 0  # streaming set: copies per phase
+    phases: int = 0
+    order: str = ""  # skeleton set
+    loads: str = ""
+
+    @property
+    def group(self) -> tuple[object, ...]:
+        """All that is equal between cells that differ in cap or in order alone."""
+        return (self.copy_bytes, self.phases, self.loads, self.work_cycles)
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether the constants were fitted without this cell."""
+        return (
+            self.copy_bytes == HELD_OUT_COPY_BYTES
+            or self.order == HELD_OUT_ORDER
+            or self.number % HELD_OUT_STRIDE == HELD_OUT_STRIDE - 1
+        )
+
+    def program(self, layers: int) -> StreamProgram:
+        """Describe the step with another number of layers."""
+        phases, tail = _skeleton(self) if self.order else (_even(self), None)
+        return StreamProgram(
+            sms=SMS,
+            copy_bytes=self.copy_bytes,
+            ring_stages=self.ring_stages,
+            in_flight_cap_bytes=None if self.cap_kb is None else self.cap_kb * 1024,
+            layers=layers,
+            phases=phases,
+            tail=tail,
+        )
+
+
+def load_cells() -> list[Cell]:
+    """Read both data sets, in file order."""
+    with (DATA / "streaming-h200.csv").open() as file:
+        streaming = [
+            Cell(
+                number=0,
+                copy_bytes=int(row["copy_bytes"]),
+                ring_stages=int(row["ring_stages"]),
+                cap_kb=_number(row["in_flight_cap_kb"]),
+                work_cycles=_number(row["work_cycles"]),
+                ms=float(row["ms"]),
+                copies=int(row["copies_per_dependency"]),
+                phases=int(row["dependencies_per_layer"]),
+            )
+            for row in csv.DictReader(file)
+        ]
+    with (DATA / "skeleton-h200.csv").open() as file:
+        skeleton = [
+            Cell(
+                number=0,
+                copy_bytes=8192,
+                ring_stages=25,
+                cap_kb=_number(row["in_flight_cap_kb"]),
+                work_cycles=_number(row["work_cycles"]),
+                ms=float(row["ms"]),
+                order=row["order"],
+                loads=row["loads"],
+            )
+            for row in csv.DictReader(file)
+        ]
+    return [replace(cell, number=number) for number, cell in enumerate(streaming + skeleton)]
+
+
+def _number(text: str) -> int | None:
+    return None if text in {"", "none"} else int(text)
+
+
+def _even(cell: Cell) -> tuple[Phase, ...]:
+    """Equal phases in a chain; the very first one's work is spent too, which is 2 us of a step at most."""
+    names = [f"P{number}" for number in range(cell.phases)]
+    if cell.work_cycles is None:
+        return tuple(Phase(name=name, copies=cell.copies) for name in names)
+    before = [f"prev:{names[-1]}", *names[:-1]]
+    return tuple(
+        Phase(name=name, copies=cell.copies, consume_after=(wait,), work_cycles=cell.work_cycles)
+        for name, wait in zip(names, before, strict=True)
+    )
+
+
+def _skeleton(cell: Cell) -> tuple[tuple[Phase, ...], Phase]:
+    """A parallel block: both paths read QKV's input, the experts' addresses are known after the router."""
+    if cell.work_cycles is None:
+        phases = tuple(Phase(name=name, copies=COPIES[name]) for name in cell.order.split())
+        return phases, Phase(name="HEAD", copies=HEAD_COPIES)
+    waits: dict[str, tuple[str, ...]] = {
+        "QKV": ("prev:O", "prev:DOWN"), "ATT": ("QKV",), "O": ("ATT",), "DOWN": ("UP",), "UP": ()
+    }  # fmt: skip
+    router_cycles = 1000 if cell.work_cycles else 0
+    phases = tuple(
+        Phase(
+            name=name,
+            copies=COPIES[name],
+            consume_after=waits[name],
+            load_after=("ROUTER",) if name == "UP" else waits[name] if cell.loads == "load_after_wait" else (),
+            work_cycles=0 if name == "UP" else cell.work_cycles,
+            load_work_cycles=router_cycles if name == "UP" else 0,
+            signal=PhaseSignal(counter="ROUTER", work_cycles=router_cycles) if name == "QKV" else None,
+        )
+        for name in cell.order.split()
+    )
+    return phases, Phase(
+        name="HEAD", copies=HEAD_COPIES, consume_after=("prev:O", "prev:DOWN"), work_cycles=cell.work_cycles
+    )
+
+
+def simulated_ms(cell: Cell, chip: HardwareSpec, *, exact: bool = False) -> float:
+    """Time of the whole step, from two short runs."""
+    short, long = (
+        simulate(stream_records(cell.program(layers), chip), chip, exact=exact).total_ns for layers in (SHORT, LONG)
+    )
+    return (long + (long - short) / (LONG - SHORT) * (LAYERS - LONG)) / 1e6
+
+
+def simulate_cells(
+    cells: Sequence[Cell], chip: HardwareSpec, *, exact: bool = False, processes: int = 2
+) -> list[float]:
+    """Simulate many cells on a few processes; the order and the results don't depend on how many."""
+    with ProcessPoolExecutor(processes) as pool:
+        return list(pool.map(partial(simulated_ms, chip=chip, exact=exact), cells, chunksize=4))
+
+
+@dataclass(frozen=True)
+class Figures:
+    """How a set of simulated times compares with the measured ones; errors are relative."""
+
+    errors: dict[int, float]
+    capped_mape: float
+    mape: float
+    share_within_8_percent: float
+    worst: float
+    cap_pairs: tuple[int, int]  # ordered right, of all that differ by more than 2%
+    order_pairs: tuple[int, int]
+
+    def __str__(self) -> str:
+        """One line per figure."""
+        caps, orders = self.cap_pairs, self.order_pairs
+        return "\n".join((
+            f"cells {len(self.errors)}: MAPE {self.mape:.2%}, of capped cells {self.capped_mape:.2%}",
+            f"within 8%: {self.share_within_8_percent:.1%}, worst {self.worst:.1%}",
+            f"pairs of caps that differ by more than 2%: {caps[0]} of {caps[1]} ordered right",
+            f"pairs of orders that differ by more than 2%: {orders[0]} of {orders[1]} ordered right",
+        ))  # fmt: skip
+
+
+def figures(cells: Sequence[Cell], found_ms: Sequence[float]) -> Figures:
+    """Compare."""
+    ms = {cell.number: found for cell, found in zip(cells, found_ms, strict=True)}
+    errors = {cell.number: ms[cell.number] / cell.ms - 1 for cell in cells}
+    size = [abs(error) for error in errors.values()]
+    capped = [abs(errors[cell.number]) for cell in cells if cell.cap_kb is not None]
+    return Figures(
+        errors=errors,
+        capped_mape=sum(capped) / len(capped) if capped else 0.0,
+        mape=sum(size) / len(size),
+        share_within_8_percent=sum(each <= 0.08 for each in size) / len(size),
+        worst=max(size),
+        cap_pairs=_pairs(cells, ms, lambda cell: (cell.group, cell.order), lambda cell: cell.cap_kb),
+        order_pairs=_pairs(
+            [cell for cell in cells if cell.order],
+            ms,
+            lambda cell: (cell.group, cell.cap_kb),
+            lambda cell: cell.order,
+        ),
+    )
+
+
+def _pairs(
+    cells: Iterable[Cell],
+    ms: dict[int, float],
+    same: Callable[[Cell], object],
+    differs: Callable[[Cell], object],
+) -> tuple[int, int]:
+    right = total = 0
+    for one, other in itertools.combinations(cells, 2):
+        if same(one) != same(other) or differs(one) == differs(other):
+            continue
+        if max(one.ms, other.ms) / min(one.ms, other.ms) <= 1.02:
+            continue
+        total += 1
+        right += (one.ms < other.ms) == (ms[one.number] < ms[other.number])
+    return right, total

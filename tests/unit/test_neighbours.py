@@ -1,0 +1,67 @@
+"""Small steps: in the space, near a leader, and new as long as that is possible."""
+
+import pytest
+from support import north, predicting
+
+from tuner.neighbours import PARENTS, Neighbours
+from tuner.search_config import SpaceValues
+from tuner.space import Space
+
+
+@pytest.fixture
+def space():
+    return Space(north.model(), north.BUCKET, north.chip(), SpaceValues())
+
+
+def nobody(_):
+    return False
+
+
+def test_a_step_changes_few_dimensions_of_a_leader_by_little(space):
+    neighbours = Neighbours(space, seed=1)
+    start = space.nearest(north.choices("hand"))
+    neighbours.learn(1.0, start)
+    sizes = {each.name: len(each.values) for each in space.dimensions}
+    changes = []
+    for _ in range(300):
+        step = neighbours.step(nobody)
+        assert all(0 <= step[name] < sizes[name] for name in sizes)
+        changes.append({name for name in sizes if step[name] != start[name]})
+    assert all(changes)
+    assert sum(map(len, changes)) / len(changes) < 2.5
+    assert set.union(*changes) == {name for name, size in sizes.items() if size > 1}
+
+
+def test_only_the_best_are_parents_and_equal_choices_count_once(space):
+    neighbours = Neighbours(space, seed=1)
+    assert not neighbours.wants(100)
+    start = space.nearest(north.choices("hand"))
+    worse = start | {"cut.head": 0}
+    neighbours.learn(2.0, worse)
+    for idx in range(PARENTS):
+        neighbours.learn(1.0, start | {"cut.up": idx})
+        neighbours.learn(1.0, start | {"cut.up": idx, "cut.route": 1})  # the router runs with the projection
+    assert neighbours.wants(100)
+    assert not neighbours.wants(0)
+    heads = [neighbours.step(nobody)["cut.head"] for _ in range(100)]
+    assert heads.count(start["cut.head"]) > 80
+
+
+def test_known_choices_are_avoided(space):
+    neighbours = Neighbours(space, seed=2)
+    start = space.nearest(north.choices("hand"))
+    neighbours.learn(1.0, start)
+    known = {space.choices(neighbours.step(nobody)) for _ in range(30)}
+    assert all(space.choices(neighbours.step(lambda each: each in known)) not in known for _ in range(30))
+    assert neighbours.step(lambda _: True).keys() == start.keys()
+
+
+def test_steps_are_seeded():
+    def steps(seed):
+        space = Space(predicting.qwen(), north.BUCKET, north.chip(), SpaceValues())
+        neighbours = Neighbours(space, seed)
+        neighbours.learn(1.0, space.nearest(predicting.choices_for(predicting.qwen(), "hand")))
+        return [neighbours.step(nobody) for _ in range(10)]
+
+    assert steps(5) == steps(5)
+    assert steps(5) != steps(6)

@@ -1,0 +1,282 @@
+"""The simulator's model against cases whose answer is known without it."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.h200 import CHIP
+
+from megakernel.hardware import HardwareSpec, load_hardware
+from simulator.consumers import Consumers
+from simulator.memory import Memory
+from simulator.program import Label, Program, ProgramError, Record, Ring, Signal, Wait
+from simulator.simulate import simulate
+
+LABEL = Label("T")
+
+
+@pytest.fixture(scope="module")
+def chip() -> HardwareSpec:
+    """An H200 whose copies are served evenly, so that times are closed forms."""
+    measured = load_hardware(CHIP)
+    costs = measured.costs.model_copy(update={"straggle_ns": 0.0, "straggle_queue_share": 0.0})
+    return measured.model_copy(update={"costs": costs})
+
+
+def idle_copy_ns(chip: HardwareSpec, num_bytes: int, num_sms: int) -> float:
+    """From the start of the issue of a copy, into an idle memory, until it has landed."""
+    costs = chip.costs
+    own_ns = num_bytes / chip.streaming_bytes_per_ns
+    served_ns = own_ns / (1 - math.exp(-own_ns / costs.queue_ramp_ns))
+    served_ns = max(served_ns, num_bytes / chip.ceiling_bytes_per_ns(num_sms))
+    return served_ns + costs.copy_latency_ns + num_bytes / chip.sm_bytes_per_ns
+
+
+def consume_ns(chip: HardwareSpec, num_bytes: int) -> float:
+    return chip.costs.consume_copy_ns + num_bytes / chip.costs.consume_bytes_per_ns
+
+
+def even(num_sms: int, copies: int, *, phases: int, work_ns: float, ring: Ring) -> Program:
+    """Phases in a chain of barriers, every SM alike."""
+    records = tuple(
+        Record(
+            LABEL,
+            load_bytes=copies * ring.copy_bytes,
+            run_waits=(Wait(phase - 1, num_sms),) if phase else (),
+            work_ns=work_ns if phase else 0.0,
+            arrive=phase,
+        )
+        for phase in range(phases)
+    )
+    return Program(ring, (records,) * num_sms, phases)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_one_copy_of_one_sm_takes_issue_latency_port_and_use(chip, exact):
+    ring = Ring(8192, 4)
+    found = simulate(Program(ring, ((Record(LABEL, load_bytes=8192),),), 0), chip, exact=exact)
+    expected = chip.costs.issue_ns + idle_copy_ns(chip, 8192, 1) + consume_ns(chip, 8192)
+    assert found.total_ns == pytest.approx(expected)
+    assert found.bytes_read == 8192
+
+
+@pytest.mark.parametrize(("copy_bytes", "bytes_per_ns"), [(4096, 48), (8192, 96), (16384, 180)])
+def test_one_sm_is_limited_by_its_issue_rate_or_its_port(chip, copy_bytes, bytes_per_ns):
+    num_bytes = 500 * copy_bytes
+    found = simulate(
+        Program(Ring(copy_bytes, 204800 // copy_bytes), ((Record(LABEL, load_bytes=num_bytes),),), 0), chip
+    )
+    assert num_bytes / found.total_ns == pytest.approx(bytes_per_ns, rel=0.05)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_all_sms_together_stream_at_the_measured_rate(chip, exact):
+    ring = Ring(8192, 25)
+    program = Program(ring, ((Record(LABEL, load_bytes=1000 * 8192),),) * 132, 0)
+    found = simulate(program, chip, exact=exact)
+    rate = found.bytes_read / found.total_ns
+    assert rate == pytest.approx(chip.streaming_bytes_per_ns, rel=0.01 if exact else 0.02)
+    assert found.memory_busy_ns == pytest.approx(found.bytes_read / chip.streaming_bytes_per_ns)
+
+
+def test_fewer_sms_stream_at_their_measured_rate(chip):
+    program = Program(Ring(16384, 12), ((Record(LABEL, load_bytes=400 * 16384),),) * 48, 0)
+    found = simulate(program, chip)
+    assert found.bytes_read / found.total_ns == pytest.approx(3864, rel=0.02)
+
+
+@pytest.mark.parametrize("num_sms", [1, 8, 132])
+def test_a_barrier_on_an_idle_memory_takes_one_way_and_the_fan_in(chip, num_sms):
+    phases = 20
+    found = simulate(even(num_sms, 0, phases=phases, work_ns=0.0, ring=Ring(8192, 4)), chip)
+    costs = chip.costs
+    barrier_ns = costs.handoff_ns + costs.arrive_serial_ns * (num_sms - 1)
+    assert found.total_ns == pytest.approx((phases - 1) * barrier_ns)
+
+
+def test_the_idle_barrier_of_all_sms_is_the_measured_one(chip):
+    assert chip.costs.handoff_ns + 131 * chip.costs.arrive_serial_ns == pytest.approx(920, abs=10)
+
+
+@pytest.mark.parametrize("copies_in_flight", [1, 2, 4])
+def test_a_capped_sm_moves_its_cap_once_a_latency(chip, copies_in_flight):
+    """Little's law: with few bytes in flight the rate is cap over latency."""
+    ring = Ring(2048, 64, in_flight_cap_bytes=copies_in_flight * 2048)
+    num = 400
+    found = simulate(Program(ring, ((Record(LABEL, load_bytes=num * 2048),),), 0), chip, exact=True)
+    round_ns = chip.costs.issue_capped_ns + idle_copy_ns(chip, 2048, 1)
+    step_ns = max(round_ns / copies_in_flight, chip.costs.issue_capped_ns)
+    assert found.total_ns / num == pytest.approx(step_ns, rel=0.25)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_an_uncapped_ring_hides_nothing_and_a_cap_does(exact):
+    """The finding that decides the design; four phases a layer, 1 us of work each, 12 layers."""
+    measured = load_hardware(CHIP)
+    work_ns, phases, copies = 1000.0, 48, 32
+    streamed_ns = copies * 132 * 8192 / measured.streaming_bytes_per_ns
+
+    def phase_ns(cap: int | None) -> float:
+        program = even(132, copies, phases=phases, work_ns=work_ns, ring=Ring(8192, 25, cap))
+        return simulate(program, measured, exact=exact).total_ns / phases
+
+    assert phase_ns(None) == pytest.approx(streamed_ns + work_ns + 1250, rel=0.04)
+    assert phase_ns(48 * 1024) < 1.05 * streamed_ns
+
+
+def test_a_short_last_copy_costs_its_bytes(chip):
+    ring = Ring(8192, 4)
+    found = simulate(Program(ring, ((Record(LABEL, load_bytes=8192 + 100),),), 0), chip)
+    assert found.bytes_read == 8292
+
+
+def test_a_signal_leaves_after_its_work_and_delays_the_run(chip):
+    ring = Ring(8192, 4)
+    sender = (Record(LABEL, signal=Signal(0, 300.0), work_ns=5000.0, arrive=1),)
+    waiter = (Record(LABEL, run_waits=(Wait(0, 1),)),)
+    found = simulate(Program(ring, (sender, waiter), 2), chip)
+    assert found.sms[0].end_ns[0] == pytest.approx(5300 + chip.costs.release_ns)
+    assert found.sms[1].run_start_ns[0] == pytest.approx(300 + chip.costs.handoff_ns)
+    assert found.sms[1].run_wait_ns == pytest.approx(300 + chip.costs.handoff_ns)
+
+
+def test_an_arrival_holds_its_threads_until_the_release_has_gone(chip):
+    ring = Ring(8192, 4)
+    records = (Record(LABEL, work_ns=1000.0, arrive=0), Record(LABEL, work_ns=1000.0), Record(LABEL))
+    found = simulate(Program(ring, (records,), 1), chip)
+    assert list(found.sms[0].run_start_ns) == pytest.approx(
+        [0, 1000 + chip.costs.release_ns, 2000 + chip.costs.release_ns]
+    )
+
+
+def test_a_run_never_starts_before_its_own_load_wait(chip):
+    ring = Ring(8192, 4)
+    slow = (Record(LABEL, work_ns=9000.0, arrive=0),)
+    held = (Record(LABEL, load_waits=(Wait(0, 1),), load_work_ns=200.0, load_bytes=8192),)
+    found = simulate(Program(ring, (slow, held), 1), chip)
+    open_ns = 9000 + chip.costs.handoff_ns + 200
+    assert found.sms[1].load_start_ns[0] == pytest.approx(open_ns)
+    assert found.sms[1].run_start_ns[0] == pytest.approx(open_ns)
+    assert found.sms[1].load_wait_ns == pytest.approx(9000 + chip.costs.handoff_ns)
+
+
+def test_a_wait_that_is_met_long_ago_costs_a_poll(chip):
+    ring = Ring(8192, 4)
+    sender = (Record(LABEL, arrive=0),)
+    late = (Record(LABEL, work_ns=9000.0), Record(LABEL, run_waits=(Wait(0, 1),)))
+    found = simulate(Program(ring, (sender, late), 1), chip)
+    assert found.sms[1].run_start_ns[1] == pytest.approx(9000 + chip.costs.poll_ns)
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Program:
+    """Small programs without deadlock: waits look at earlier positions of any SM's list only."""
+    num_sms = draw(st.integers(1, 3))
+    length = draw(st.integers(1, 6))
+    stages = draw(st.integers(1, 5))
+    cap = draw(st.none() | st.integers(1, 6))
+    ring = Ring(4096, stages, None if cap is None else cap * 4096)
+
+    def record(position: int) -> Record:
+        waits = st.integers(0, position - 1).map(lambda at: Wait(at, num_sms))
+        some = st.lists(waits, max_size=2).map(tuple) if position else st.just(())
+        return Record(
+            LABEL,
+            load_bytes=draw(st.integers(0, 12 * 4096)),
+            load_waits=draw(some),
+            load_work_ns=draw(st.sampled_from([0.0, 150.0])),
+            run_waits=draw(some),
+            work_ns=draw(st.sampled_from([0.0, 700.0, 3000.0])),
+            arrive=position,
+        )
+
+    return Program(ring, tuple(tuple(record(at) for at in range(length)) for _ in range(num_sms)), length)
+
+
+@settings(max_examples=60, deadline=None)
+@given(program=programs(), exact=st.booleans())
+def test_the_ring_never_holds_more_than_its_stages(program, exact):
+    """Copy i may be issued once copy i - stages is used; every byte is read; equal input, equal times."""
+    issued: list[tuple[float, float, int]] = []
+    used: list[tuple[int, int, float]] = []
+    one = Program(program.ring, program.sms[:1], program.num_counters) if len(program.sms) == 1 else program
+    measured = load_hardware(CHIP)
+    with pytest.MonkeyPatch.context() as patch:
+        read, consume = Memory.read, Consumers._consume
+
+        def logged_read(self, now_ns, last_ns, num_bytes):
+            issued.append((now_ns, last_ns, num_bytes))
+            return read(self, now_ns, last_ns, num_bytes)
+
+        def logged_consume(self, first, num, landed_ns, now_ns):
+            consume(self, first, num, landed_ns, now_ns)
+            used.append((first, num, self._done_ns))
+
+        patch.setattr(Memory, "read", logged_read)
+        patch.setattr(Consumers, "_consume", logged_consume)
+        found = simulate(one, measured, exact=exact)
+    assert found.bytes_read == sum(record.load_bytes for records in one.sms for record in records)
+    assert simulate(one, measured, exact=exact).digest() == found.digest()
+    if len(one.sms) == 1:
+        step_ns = consume_ns(measured, 4096)
+        free_ns = {first + at: done_ns - (num - 1 - at) * step_ns for first, num, done_ns in used for at in range(num)}
+        copy = 0
+        for now_ns, last_ns, num_bytes in issued:
+            num = -(-num_bytes // 4096)
+            for number, at_ns in ((copy, now_ns), (copy + num - 1, last_ns)):
+                if number >= one.ring.stages:
+                    assert at_ns >= free_ns[number - one.ring.stages] - 1e-6
+            copy += num
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_equal_programs_give_equal_times_to_the_byte(exact):
+    measured = load_hardware(CHIP)
+    program = even(132, 20, phases=8, work_ns=500.0, ring=Ring(8192, 25, 40960))
+    first, second = (simulate(program, measured, exact=exact) for _ in range(2))
+    assert first.digest() == second.digest()
+
+
+def test_fast_mode_agrees_with_exact_mode():
+    measured = load_hardware(CHIP)
+    program = even(132, 30, phases=8, work_ns=500.0, ring=Ring(8192, 25, 40960))
+    exact, fast = (simulate(program, measured, exact=mode) for mode in (True, False))
+    assert fast.total_ns == pytest.approx(exact.total_ns, rel=0.02)
+    assert fast.bytes_read == exact.bytes_read
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Program(Ring(8192, 4, 4096), ((),), 0), "below one copy"),
+        (lambda: Program(Ring(8192, 0), ((),), 0), "holds no copy"),
+        (lambda: Program(Ring(8192, 4), (), 0), "at least one SM"),
+        (lambda: Program(Ring(8192, 4), ((Record(LABEL, arrive=3),),), 3), "counter 3 of 3"),
+        (lambda: Program(Ring(8192, 4), ((Record(LABEL, load_bytes=-1),),), 0), "-1 bytes"),
+        (lambda: Program(Ring(8192, 4), ((Record(LABEL, work_ns=-1.0),),), 0), "negative"),
+    ],
+)
+def test_malformed_programs_are_refused(build, message):
+    with pytest.raises(ProgramError, match=message):
+        build()
+
+
+def test_more_sms_than_the_chip_are_refused(chip):
+    with pytest.raises(ProgramError, match="133 SMs"):
+        simulate(Program(Ring(8192, 4), ((),) * 133, 0), chip)
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        (Record(LABEL, run_waits=(Wait(0, 1),), arrive=0),),
+        (Record(LABEL, load_waits=(Wait(0, 1),), load_bytes=8192, arrive=0),),
+        (Record(LABEL, run_waits=(Wait(0, 1),)), Record(LABEL, arrive=0)),
+        # the producer sits in front of a load wait, and the arrival comes from the record behind it
+        (Record(LABEL, load_waits=(Wait(0, 1),)), Record(LABEL, load_bytes=8192, arrive=0)),
+    ],
+)
+def test_programs_that_stop_for_ever_are_refused(chip, records):
+    with pytest.raises(ProgramError, match="stops for ever"):
+        simulate(Program(Ring(8192, 4), (records,), 1), chip)

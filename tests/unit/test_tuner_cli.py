@@ -1,0 +1,208 @@
+"""The `tuner` command as a user meets it."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from subprocess import PIPE
+
+import pytest
+from support import small
+from support.searching import write_search
+
+from megakernel.config import load_json
+from megakernel.plan import Plan
+from tuner.cli import main
+
+COMMAND = "from tuner.cli import main; main()"
+
+TELLTALE = """
+import sys
+from tuner import cli, report
+update = report.LiveSearch.update
+def told(self, idx, progress):
+    print(progress.phase, progress.num_trials, file=sys.stderr, flush=True)
+    update(self, idx, progress)
+report.LiveSearch.update = told
+cli.main()
+"""
+"""The command, which also says on stderr how far it is."""
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """A directory with `search.toml` and all that it names, made the current one."""
+    write_search(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def start(folder: Path, code: str, *arguments: str) -> subprocess.Popen[str]:
+    """Run `code`, which calls the command, in a process of its own."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "120"}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], cwd=folder, env=environment, text=True, stdout=PIPE, stderr=PIPE
+    )
+
+
+@pytest.fixture
+def command(here, monkeypatch, capsys):
+    """Run `tuner` with arguments in that directory; returns exit code, stdout and stderr."""
+    assert here.is_dir()
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["tuner", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        captured = capsys.readouterr()
+        return left.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory) -> Path:
+    """A plan that the command wrote."""
+    folder = tmp_path_factory.mktemp("searched")
+    write_search(folder)
+    done = start(folder, COMMAND, "search", "search.toml", "--out", "plan.json", "--picture", "search.svg")
+    out, err = done.communicate(timeout=120)
+    assert done.returncode == 0, err
+    (folder / "stdout").write_text(out, encoding="utf-8")
+    return folder
+
+
+def test_a_search_writes_a_plan_that_can_be_built_and_reports_it(searched):
+    plan = load_json(searched / "plan.json", Plan)
+    assert plan.build(plan.entries[0]).table.digest == plan.entries[0].table_digest
+    assert plan.provenance.command.endswith("search search.toml --out plan.json --picture search.svg")
+    out = (searched / "stdout").read_text(encoding="utf-8")
+    for part in (
+        "hand plan", "reference plan", "reference order, hand cap", "bound of any plan", "tok/s", "% of roofline",
+        "6 candidates", "wrote plan.json",
+    ):  # fmt: skip
+        assert part in out
+    assert "<svg" in (searched / "search.svg").read_text(encoding="utf-8")
+
+
+def test_flags_replace_the_budget_and_set_any_key(command, here):
+    flags = ("--trials", 3, "--seed", 7, "--set", "ladder.draws=2", "--set", "buckets.0.nominal_context_tokens=256")
+    code, _, _ = command("search", "search.toml", "--out", "plan.json", *flags)
+    assert code == 0
+    plan = load_json(here / "plan.json", Plan)
+    assert (plan.provenance.candidates, plan.provenance.seed, plan.provenance.draws) == (3, 7, 2)
+    assert plan.entries[0].bucket.nominal_context_tokens == 256
+
+
+def test_show_prints_choices_and_scores(command, searched):
+    code, out, _ = command("show", searched / "plan.json")
+    assert code == 0
+    for part in ("up to date", "cut.project", "ring.in_flight_cap_bytes", "this plan", "hand plan"):
+        assert part in out
+
+
+def test_refresh_rewrites_a_stale_plan_in_place_or_elsewhere(command, here, searched):
+    plan = load_json(searched / "plan.json", Plan)
+    stale = json.loads((searched / "plan.json").read_text(encoding="utf-8"))
+    stale["code_digest"] = "sha256:" + "0" * 64
+    stale["entries"][0]["table_digest"] = "sha256:" + "1" * 64
+    (here / "plan.json").write_text(json.dumps(stale), encoding="utf-8")
+    assert "stale" in command("show", "plan.json")[1]
+    code, out, _ = command("refresh", "plan.json", "--out", "new.json")
+    assert (code, "wrote new.json" in out) == (0, True)
+    assert load_json(here / "new.json", Plan) == plan
+    assert command("refresh", "plan.json")[0] == 0
+    assert load_json(here / "plan.json", Plan) == plan
+
+
+def failure(command, *arguments):
+    code, out, err = command(*arguments)
+    assert (code, out) == (2, "")
+    assert "Traceback" not in err
+    assert err.startswith("error: ")
+    return err
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("search.toml", 'model = "model.json"', "model = ", "search.toml: not valid TOML"),
+        ("search.toml", "[ladder]", "[laddder]", "unknown key `laddder`; did you mean `ladder`?"),
+        ("search.toml", "trials = 6", "trails = 6", "unknown key `budget.trails`; did you mean `trials`?"),
+        ("search.toml", "trials = 6", "", "`budget` needs seconds, trials or both"),
+        ("search.toml", "batch = 3", 'batch = "3"', "`proposals.batch` must be a valid integer"),
+        ("search.toml", "model.json", "mdel.json", "mdel.json: no such file; did you mean `model.json`?"),
+        ("search.toml", "rows = 1", "rows = 65", "`buckets.0.rows` must be less than or equal to 64, found 65"),
+        ("search.toml", "hand.toml", "hnd.toml", "hnd.toml: no such file; did you mean `hand.toml`?"),
+        ("hand.toml", "stages = 24", "stages = 64", "of 232448 bytes of shared memory; at most 25 stages fit"),
+        ("hand.toml", '"up", ', "", "interleave.order places nothing of up"),
+        ("chip.toml", f"memory_bytes = {small.chip().memory_bytes}", "memory_bytes = 1", "sixteen SMs has 0.0 GB"),
+        ("model.json", '"cohere2_moe"', '"gpt2"', '`model_type` is "gpt2"; supported: one of cohere2_moe'),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_2(command, here, file, old, new, message):
+    text = (here / file).read_text(encoding="utf-8")
+    assert old in text
+    (here / file).write_text(text.replace(old, new, 1), encoding="utf-8")
+    (here / "plan.json").write_text("kept", encoding="utf-8")
+    assert message in failure(command, "search", "search.toml", "--out", "plan.json")
+    assert (here / "plan.json").read_text(encoding="utf-8") == "kept"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("search", "serch.toml", "--out", "plan.json"), "serch.toml: no such file; did you mean `search.toml`?"),
+        (("search", "search.toml", "--out", "no/plan.json"), "no/plan.json: cannot be written: the directory"),
+        (("search", "search.toml", "--out", "."), ".: is a directory; a file name is needed"),
+        (("search", "search.toml", "--out", "p.json", "--picture", "p.png"), "p.png: needed a name that ends in .svg"),
+        (("search", "search.toml", "--out", "p.json", "--set", "proposals.sed=1"), "did you mean `seed`?"),
+        (("search", "search.toml", "--out", "p.json", "--trials", "0"), "`budget.trials` must be greater than"),
+        (("refresh", "search.toml"), "search.toml: not valid JSON"),
+        (("show", "model.json"), "model.json:"),
+    ],
+)
+def test_bad_arguments_are_one_message_and_exit_code_2(command, arguments, message):
+    assert message in failure(command, *arguments)
+
+
+@pytest.mark.parametrize("verb", ["refresh", "show"])
+def test_an_edited_plan_is_refused(command, here, searched, verb):
+    plan = json.loads((searched / "plan.json").read_text(encoding="utf-8"))
+    plan["model"]["vocab_size"] += 16
+    (here / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    assert re.search(
+        r"model_digest is sha256:\w+, the embedded model has .*: the file was edited",
+        failure(command, verb, "plan.json"),
+    )
+
+
+def test_an_interrupt_writes_the_best_so_far(here):
+    running = start(here, TELLTALE, "search", "search.toml", "--out", "plan.json", "--seconds", "600", "--jobs", "2")
+    assert running.stderr is not None
+    for line in running.stderr:
+        if line.startswith("search "):
+            break
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, "Traceback" in err) == (0, False), err
+    assert "interrupted: the best so far, for 1 of 1 buckets" in out
+    plan = load_json(here / "plan.json", Plan)
+    assert plan.build(plan.entries[0]).table.digest == plan.entries[0].table_digest
+
+
+def test_an_interrupt_before_there_is_a_result_writes_nothing(here, monkeypatch, command):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tuner.cli.run_search", interrupted)
+    code, out, err = command("search", "search.toml", "--out", "plan.json")
+    assert (code, out) == (130, "")
+    assert "nothing is written" in err
+    assert not (here / "plan.json").exists()

@@ -1,0 +1,89 @@
+"""A search file with everything that it names, read and checked: what to search, for what, against whom.
+
+Owns the reading of the files a search refers to, and the three plans that race in every search. Refuses a problem
+that no search could solve: a model that does not fit the chip, a baseline that can't run. Called by the command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from megakernel import limits
+from megakernel.assets import locate
+from megakernel.config import ConfigError, load_toml
+from megakernel.families import read_model
+from megakernel.hardware import HardwareSpec, load_hardware
+from megakernel.lowering import lower
+from megakernel.model import ModelSpec
+from megakernel.tiling import Choices
+from megakernel.workload import Bucket
+from tuner.search_config import SearchConfig
+
+HAND = "hand plan"
+REFERENCE = "reference plan"
+REFERENCE_ORDER = "reference order, hand cap"
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A plan that always races."""
+
+    name: str
+    choices: Choices
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A search, ready to run; `source` is the file's name for messages and provenance."""
+
+    source: str
+    config: SearchConfig
+    model: ModelSpec
+    chip: HardwareSpec
+    baselines: tuple[Baseline, ...]
+
+
+def load_problem(given: str, overrides: Iterable[str] = ()) -> Problem:
+    """Read a search file and what it names; ConfigError says what is missing, malformed or impossible."""
+    path = locate(given)
+    config = load_toml(path, SearchConfig, overrides)
+
+    def beside(name: str) -> Path:
+        return path.parent / name
+
+    model = read_model(beside(config.model))
+    chip = load_hardware(beside(config.chip))
+    hand_path, reference_path = beside(config.baselines.hand), beside(config.baselines.reference)
+    hand, reference = load_toml(hand_path, Choices), load_toml(reference_path, Choices)
+    racing = baselines(hand, reference)
+    for bucket in config.buckets:
+        for source, baseline in zip((hand_path, reference_path, reference_path), racing, strict=True):
+            _check(f"{source}: the {baseline.name}", model, bucket, baseline.choices, chip)
+        short = limits.check_memory(lower(model, bucket, hand), chip)
+        if short:
+            raise ConfigError(f"{given}: {_title(bucket)}: {short[0]}")
+    return Problem(given, config, model, chip, racing)
+
+
+def baselines(hand: Choices, reference: Choices) -> tuple[Baseline, ...]:
+    """The plans in the race. The third is the hand plan in all but its order, so that the order alone is compared."""
+    order = reference.interleave.order
+    if hand.interleave.router_with_project:
+        order = tuple(text for text in order if text != "route")
+    interleave = hand.interleave.model_copy(update={"order": order})
+    mixed = hand.model_copy(update={"interleave": interleave})
+    return Baseline(HAND, hand), Baseline(REFERENCE, reference), Baseline(REFERENCE_ORDER, mixed)
+
+
+def _check(source: str, model: ModelSpec, bucket: Bucket, choices: Choices, chip: HardwareSpec) -> None:
+    found = limits.reasons(model, bucket, choices, chip)
+    if found:
+        listed = "".join(f"\n  {reason}" for reason in found)
+        raise ConfigError(f"{source} can't run {_title(bucket)} on {chip.name}:{listed}")
+
+
+def _title(bucket: Bucket) -> str:
+    rows = "1 row" if bucket.rows == 1 else f"{bucket.rows} rows"
+    return f"the bucket of {rows} up to {bucket.max_context_tokens} tokens"

@@ -1,0 +1,209 @@
+"""How the `tuner` command shows a search, its result and a plan.
+
+Owns tables and pictures for people only; the machine's form of a result is the plan. Called by tuner/cli.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from time import monotonic
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from megakernel.plan import Plan, PlanEntry
+from megakernel.tiling import Choices
+from megakernel.workload import Bucket
+from tuner import plot
+from tuner.problem import HAND
+from tuner.race import COUNTED, Standing
+from tuner.refresh import Refreshed
+from tuner.search import BucketResult
+from tuner.search_config import Budget
+from tuner.study import Progress
+
+PHASES = {
+    "baselines": "scoring the plans that always race",
+    "search": "searching",
+    "finals": "scoring the finalists on all layers",
+}
+
+SHOWN_SPREAD = 1.0005
+"""A p95 over routings this much above the mean has a column of its own."""
+
+
+class LiveSearch:
+    """The search while it runs; its clock goes on between the search's own reports."""
+
+    def __init__(self, buckets: Sequence[Bucket], budget: Budget) -> None:
+        """Show nothing until the search reports."""
+        self._buckets = buckets
+        self._budget = budget
+        self._latest: tuple[int, Progress, float] | None = None
+
+    def update(self, idx: int, progress: Progress) -> None:
+        """Take a report on bucket number `idx`."""
+        self._latest = idx, progress, monotonic()
+
+    def __rich__(self) -> RenderableType:
+        """Render the latest report."""
+        if self._latest is None:
+            return Text("reading the problem")
+        idx, progress, at_s = self._latest
+        bucket, budget = self._buckets[idx], self._budget
+        elapsed_s = progress.elapsed_s + monotonic() - at_s
+        done = [0.0]
+        of: list[str] = []
+        if budget.seconds is not None:
+            done.append(elapsed_s / budget.seconds)
+            of.append(f"{elapsed_s:.0f} of {budget.seconds:.0f} s")
+        if budget.trials is not None:
+            done.append(progress.num_trials / budget.trials)
+            of.append(f"{progress.num_trials} of {budget.trials} candidates")
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(ProgressBar(total=1.0, completed=min(max(done), 1.0), width=40), ", ".join(of))
+        which = f"bucket {idx + 1} of {len(self._buckets)}, " if len(self._buckets) > 1 else ""
+        title = Text(f"{which}{bucket_title(bucket)}: {PHASES[progress.phase]}", style="bold")
+        lines: list[RenderableType] = [title, bar]
+        if progress.standings:
+            lines.append(Text(_leader(progress.standings, bucket)))
+        lines.append(Text(counts_line(progress.num_trials, progress.counts), style="dim"))
+        return Group(*lines)
+
+
+def _leader(standings: tuple[Standing, ...], bucket: Bucket) -> str:
+    best = standings[0]
+    hand = next((each for each in standings if each.name == HAND), best)
+    ms, gain = best.score.expected_ns / 1e6, 100.0 * (hand.score.expected_ns / best.score.expected_ns - 1.0)
+    share = 100.0 * best.score.roofline_ns / best.score.expected_ns
+    speed = bucket.rows * 1e3 / ms
+    found = f"{ms:.3f} ms, {speed:.0f} tok/s, {share:.1f}% of roofline"
+    return f"{best.name} leads: {found}, {gain:.1f}% faster than the hand plan"
+
+
+def counts_line(num_trials: int, counts: Counter[str]) -> str:
+    """What became of the candidates, in one line."""
+    parts = [f"{counts[what]} {what}" for what in COUNTED if counts[what]]
+    return f"{num_trials} candidates" + (": " + ", ".join(parts) if parts else "")
+
+
+def bucket_title(bucket: Bucket) -> str:
+    """A bucket, for people."""
+    rows = "1 row" if bucket.rows == 1 else f"{bucket.rows} rows"
+    return f"{rows} of {bucket.nominal_context_tokens} tokens (up to {bucket.max_context_tokens})"
+
+
+def result(found: BucketResult) -> RenderableType:
+    """A bucket's result: who came where, what the winner chose, and the way there."""
+    raced = found.raced
+    best = found.best
+    summary = f"{counts_line(len(raced.attempts), raced.counts)}; {raced.elapsed_s:.0f} s"
+    lines = plot.history(raced.attempts, {each.name: each.score.expected_ns for each in found.baselines})
+    hand = next(each for each in found.baselines if each.name == HAND)
+    parts: list[RenderableType] = [_standings(found), Text(summary, style="dim")]
+    if best.choices != hand.choices:
+        parts.append(differences(hand.choices, best.choices, ("hand plan", "best")))
+    parts.append(Text("\n".join(lines)))
+    return Panel(Group(*parts), title=bucket_title(found.bucket), title_align="left")
+
+
+def _standings(found: BucketResult) -> Table:
+    best = found.best
+    others = [each for each in found.baselines if each.choices != best.choices]
+    varies = any(each.score.p95_ns > SHOWN_SPREAD * each.score.expected_ns for each in (best, *others))
+    table = Table(box=None, pad_edge=False)
+    table.add_column(no_wrap=True)
+    for name in ("ms", *(["p95 ms"] if varies else []), "tok/s", "% of roofline", "above the bound"):
+        table.add_column(name, justify="right")
+    for name, ns, p95_ns, style in (
+        (f"best: {best.name}", best.score.expected_ns, best.score.p95_ns, "bold green"),
+        *((each.name, each.score.expected_ns, each.score.p95_ns, "") for each in others),
+        ("bound of any plan", found.floor_ns, found.floor_ns, "dim"),
+    ):
+        speed, share = found.bucket.rows * 1e9 / ns, 100.0 * best.score.roofline_ns / ns
+        above = 100.0 * (ns / found.floor_ns - 1.0)
+        times = [f"{each / 1e6:.3f}" for each in (ns, *([p95_ns] if varies else []))]
+        table.add_row(name, *times, f"{speed:.1f}", f"{share:.1f}", f"{above:.1f}%", style=style)
+    return table
+
+
+def differences(one: Choices, other: Choices, names: tuple[str, str]) -> Table:
+    """Choices in which two plans differ, side by side."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("choice", no_wrap=True)
+    for name in names:
+        table.add_column(name)
+    first, second = dict(_flat(one)), dict(_flat(other))
+    for key, value in first.items():
+        if second[key] != value:
+            table.add_row(key, value, second[key])
+    return table
+
+
+def _flat(choices: Choices) -> Iterable[tuple[str, str]]:
+    parts = {"rounding": choices.rounding, "cut": choices.cut, "ring": choices.ring, "interleave": choices.interleave}
+    for group, part in parts.items():
+        for key, value in part:
+            yield f"{group}.{key}", _shown(value)
+
+
+def _shown(value: object) -> str:
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "yes" if value else "no"
+        case tuple():
+            return " ".join(str(each) for each in value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        case _:
+            return str(value)
+
+
+def plan(shown: Plan) -> RenderableType:
+    """A plan: what it is for, its choices and whom they beat."""
+    state = "stale: run `tuner refresh`" if shown.stale else "up to date"
+    how = shown.provenance
+    head = f"{shown.model.family}, {shown.model.num_layers} layers, on {shown.hardware.name}; {state}"
+    lines: list[RenderableType] = [
+        Text(head, style="bold"),
+        Text(f"{how.command}\n{how.candidates} candidates, seed {how.seed}", style="dim"),
+    ]
+    return Group(*lines, *(_entry(each) for each in shown.entries))
+
+
+def _entry(entry: PlanEntry) -> RenderableType:
+    choices = Table(box=None, pad_edge=False, header_style="bold")
+    choices.add_column("choice", no_wrap=True)
+    choices.add_column("value")
+    for key, value in _flat(entry.choices):
+        choices.add_row(key, value)
+    scores = Table(box=None, pad_edge=False)
+    for name in ("", "ms", "tok/s"):
+        scores.add_column(name, justify="left" if not name else "right")
+    for name, ns in (("this plan", entry.predicted_ns), *((each.name, each.predicted_ns) for each in entry.losers)):
+        if ns is not None:
+            scores.add_row(name, f"{ns / 1e6:.3f}", f"{entry.bucket.rows * 1e9 / ns:.1f}")
+    return Panel(Group(choices, scores), title=bucket_title(entry.bucket), title_align="left")
+
+
+def refreshed(found: Refreshed) -> RenderableType:
+    """What a refresh changed."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("bucket", "ms before", "ms now", "table"):
+        table.add_column(name)
+    notes: list[RenderableType] = []
+    for change in found.changes:
+        before, after = change.before.predicted_ns, change.after.predicted_ns
+        same = change.before.table_digest == change.after.table_digest
+        times = [f"{ns / 1e6:.3f}" if ns is not None else "unknown" for ns in (before, after)]
+        table.add_row(bucket_title(change.after.bucket), *times, "as before" if same else "new")
+        notes += [Text(f"{name} can't run any more and is dropped from the losers") for name in change.dropped]
+        notes += [
+            Text(f"{each.name} is now predicted faster, {each.predicted_ns / 1e6:.3f} ms: search again", style="yellow")
+            for each in change.faster_losers
+        ]
+    return Group(table, *notes)

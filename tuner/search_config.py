@@ -1,0 +1,122 @@
+"""What a search is asked to do, as people write it: `configs/search/*.toml`.
+
+Owns the file's keys and what they mean; paths in it are relative to the file. Refuses to look into the files that it
+names: `problem.py` reads them. Called by the `tuner` command.
+"""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from megakernel.config import Frozen
+from megakernel.workload import Bucket, Routing
+
+
+class Baselines(Frozen):
+    """Files of choices that race in every search, so that its result is never worse than any of them."""
+
+    hand: str
+    reference: str
+
+
+class Budget(Frozen):
+    """When to stop proposing, per bucket: whichever of the two comes first.
+
+    `seconds` covers the whole search of a bucket, the final comparison included; `trials` counts proposed candidates.
+    Only a search that is ended by its trials gives the same plan again.
+    """
+
+    seconds: float | None = Field(default=None, gt=0)
+    trials: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _ends(self) -> Self:
+        if self.seconds is None and self.trials is None:
+            raise ValueError("needs seconds, trials or both: the search would never end")
+        return self
+
+
+class Proposals(Frozen):
+    """How candidates are proposed.
+
+    `step_percent` of them are small steps away from the best so far, the others are the sampler's, which draws
+    `startup_trials` at random before it learns. `batch` candidates are proposed together and told together, so that
+    the result does not depend on `jobs`, the number of processes that score them.
+    """
+
+    sampler: Literal["tpe", "random"] = "tpe"
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    step_percent: int = Field(default=50, ge=0, le=100)
+    startup_trials: int = Field(default=32, ge=0)
+    batch: int = Field(default=8, ge=1, le=256)
+    jobs: int = Field(default=1, ge=1, le=256)
+
+
+class Ladder(Frozen):
+    """The last rung: how many routings a time is the mean of, and how many candidates reach it at the end."""
+
+    draws: int = Field(default=3, ge=1)
+    finalists: int = Field(default=6, ge=1)
+
+
+class CutValues(Frozen):
+    """Task counts to choose from, by operator; absent ones are derived from the model and the chip."""
+
+    project: tuple[int, ...] | None = Field(default=None, min_length=1)
+    attend: tuple[int, ...] | None = Field(default=None, min_length=1)
+    merge: tuple[int, ...] | None = Field(default=None, min_length=1)
+    output: tuple[int, ...] | None = Field(default=None, min_length=1)
+    up: tuple[int, ...] | None = Field(default=None, min_length=1)
+    down: tuple[int, ...] | None = Field(default=None, min_length=1)
+    head: tuple[int, ...] | None = Field(default=None, min_length=1)
+    route: tuple[int, ...] | None = Field(default=None, min_length=1)
+
+
+class RingValues(Frozen):
+    """Copy sizes, ring sizes and caps to choose from; a cap of 0 is none."""
+
+    copy_bytes: tuple[int, ...] = Field(default=(4096, 6144, 8192, 12288, 16384, 24576, 32768), min_length=1)
+    ring_bytes: tuple[int, ...] | None = Field(default=None, min_length=1)
+    in_flight_cap_bytes: tuple[int, ...] | None = Field(default=None, min_length=1)
+
+
+class RoundingValues(Frozen):
+    """Choices that change rounding; searched in the first bucket, then shared by all."""
+
+    chunk_tokens: tuple[int, ...] = Field(default=(64, 128, 256, 512), min_length=1)
+    project_k_splits: tuple[int, ...] = Field(default=(1, 2, 4), min_length=1)
+    page_tokens: int = 64
+
+
+class InterleaveValues(Frozen):
+    """Placements to choose from; `parts` is how finely the order may cut an operator, `attention_sms` 0 is all SMs."""
+
+    parts: int = Field(default=2, ge=1, le=4)
+    policy: tuple[Literal["balanced", "round_robin"], ...] = Field(default=("balanced", "round_robin"), min_length=1)
+    loads: tuple[Literal["ahead", "after_wait"], ...] = Field(default=("ahead", "after_wait"), min_length=1)
+    attention_sms: tuple[int, ...] | None = Field(default=None, min_length=1)
+    takeover_percent: tuple[int, ...] = Field(default=(0, 10, 20, 30, 50), min_length=1)
+    router_with_project: tuple[bool, ...] = Field(default=(True, False), min_length=1)
+
+
+class SpaceValues(Frozen):
+    """Values that a search may give to each choice, under the names that a plan gives them."""
+
+    cut: CutValues = CutValues()
+    ring: RingValues = RingValues()
+    rounding: RoundingValues = RoundingValues()
+    interleave: InterleaveValues = InterleaveValues()
+
+
+class SearchConfig(Frozen):
+    """A search file."""
+
+    model: str
+    chip: str
+    baselines: Baselines
+    buckets: tuple[Bucket, ...] = Field(min_length=1)
+    routing: Routing = Routing()
+    budget: Budget
+    proposals: Proposals = Proposals()
+    ladder: Ladder = Ladder()
+    space: SpaceValues = SpaceValues()

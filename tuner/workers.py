@@ -1,0 +1,64 @@
+"""Runs an evaluator over many choices, in this process or in several.
+
+Owns the processes. Outcomes come back in the order of the choices, so that a search does not depend on how many
+processes share its work. Used by `race.py`.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from types import TracebackType
+from typing import Self
+
+from megakernel.tiling import Choices
+from tuner.evaluate import Evaluator
+from tuner.outcome import Outcome, Rung
+
+
+class Workers:
+    """A context in which choices are evaluated by `jobs` processes; one job is this process itself."""
+
+    def __init__(self, evaluator: Evaluator, jobs: int) -> None:
+        """Start the processes, if there are to be several."""
+        self._evaluator = evaluator
+        self.jobs = jobs
+        self._pool = _start(jobs) if jobs > 1 else None
+
+    def evaluate(self, choices: Sequence[Choices], rung: Rung) -> Iterator[Outcome]:
+        """Outcomes of all `choices` at `rung`, one by one, so that an interrupt loses only those not yet there."""
+        if self._pool is None:
+            for each in choices:
+                yield self._evaluator.evaluate(each, rung)
+            return
+        for future in [self._pool.submit(self._evaluator.evaluate, each, rung) for each in choices]:
+            yield future.result()
+
+    def evaluate_here(self, choices: Choices, rung: Rung) -> Outcome:
+        """Outcome of one candidate, where sending it to another process would cost more than scoring it."""
+        return self._evaluator.evaluate(choices, rung)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pool is not None:
+            # Not waited for: after an interrupt the plan is written first, and what still runs is dropped.
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _start(jobs: int) -> ProcessPoolExecutor:
+    """Processes that never see Ctrl-C, which a terminal sends to all: it is the search's to answer."""
+    # Forking a process that draws live progress in a thread of its own would not be safe.
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
+    answer = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited from their first moment on
+    try:
+        for _ in range(jobs):  # each starts one, as long as none is idle yet
+            pool.submit(int)
+    finally:
+        signal.signal(signal.SIGINT, answer)
+    return pool
