@@ -38,7 +38,8 @@ def history(attempts: Sequence[Attempt], levels: Mapping[str, float]) -> list[st
         if ns is not None:
             grid[height(ns)][idx * WIDTH // len(times)] = CANDIDATE
     for column in range(WIDTH):
-        leader = best[min(len(best) - 1, (column + 1) * len(best) // WIDTH)]
+        first, after = column * len(best) // WIDTH, (column + 1) * len(best) // WIDTH
+        leader = best[max(first, after - 1)]
         if leader <= high:
             grid[height(leader)][column] = BEST
     for level in {height(ns) for ns in levels.values()}:

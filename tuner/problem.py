@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 from megakernel import limits
 from megakernel.assets import locate
@@ -20,10 +21,14 @@ from megakernel.model import ModelSpec
 from megakernel.tiling import Choices
 from megakernel.workload import Bucket
 from tuner.search_config import SearchConfig
+from tuner.space import Space
 
 HAND = "hand plan"
 REFERENCE = "reference plan"
 REFERENCE_ORDER = "reference order, hand cap"
+
+PROBES = 200
+"""Random points tried before a space is said to hold nothing legal."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,7 @@ def load_problem(given: str, overrides: Iterable[str] = ()) -> Problem:
         short = limits.check_memory(lower(model, bucket, hand), chip)
         if short:
             raise ConfigError(f"{given}: {_title(bucket)}: {short[0]}")
+        _check_space(given, Space(model, bucket, chip, config.space), racing, (model, bucket, chip))
     return Problem(given, config, model, chip, racing)
 
 
@@ -75,6 +81,23 @@ def baselines(hand: Choices, reference: Choices) -> tuple[Baseline, ...]:
     interleave = hand.interleave.model_copy(update={"order": order})
     mixed = hand.model_copy(update={"interleave": interleave})
     return Baseline(HAND, hand), Baseline(REFERENCE, reference), Baseline(REFERENCE_ORDER, mixed)
+
+
+def _check_space(
+    source: str, space: Space, racing: tuple[Baseline, ...], where: tuple[ModelSpec, Bucket, HardwareSpec]
+) -> None:
+    """Refuse a space without a legal point: its values are the user's, and a search would only count refusals."""
+    model, bucket, chip = where
+    draw = Random(0)
+    points = [space.nearest(each.choices) for each in racing]
+    points += [{each.name: draw.randrange(len(each.values)) for each in space.dimensions} for _ in range(PROBES)]
+    found: list[str] = []
+    for point in points:
+        found = limits.reasons(model, bucket, space.choices(point), chip)
+        if not found:
+            return
+    listed = "".join(f"\n  {reason}" for reason in found)
+    raise ConfigError(f"{source}: [space] leaves nothing that {chip.name} can run; for example:{listed}")
 
 
 def _check(source: str, model: ModelSpec, bucket: Bucket, choices: Choices, chip: HardwareSpec) -> None:

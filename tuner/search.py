@@ -19,7 +19,7 @@ from tuner.evaluate import Evaluator, SimulatorEvaluator
 from tuner.problem import Baseline, Problem
 from tuner.race import Standing
 from tuner.space import Space
-from tuner.study import BucketStudy, Progress, Raced, Rules
+from tuner.study import BucketStudy, Progress, Raced
 from tuner.workers import Workers
 
 LOSERS = 4
@@ -108,10 +108,9 @@ def _search_bucket(
     config, bucket = problem.config, problem.config.buckets[idx]
     racing = tuple(_with_rounding(each, rounding) for each in problem.baselines)
     space = Space(problem.model, bucket, problem.chip, config.space, rounding)
-    rules = Rules(config.budget, config.proposals, config.ladder)
     evaluator = evaluator_for(problem, bucket)
     with Workers(evaluator, config.proposals.jobs) as workers:
-        raced = BucketStudy(space, racing, rules, workers, lambda progress: watch(idx, progress)).run()
+        raced = BucketStudy(space, racing, config, workers, lambda progress: watch(idx, progress)).run()
     by_choices = {each.choices: each for each in raced.standings}
     baselines = tuple(Standing(each.name, each.choices, by_choices[each.choices].score) for each in racing)
     workload = Workload.nominal(bucket).model_copy(update={"routing": config.routing})

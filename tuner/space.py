@@ -85,14 +85,6 @@ class Space:
         """All dimensions, those with a single value included."""
         return tuple(self._by_name.values())
 
-    @property
-    def size(self) -> int:
-        """Number of points; several may mean the same choices."""
-        size = 1
-        for dimension in self.dimensions:
-            size *= len(dimension.values)
-        return size
-
     def choices(self, point: Mapping[str, int]) -> Choices:
         """The choices that `point` means; values that don't act together are brought to one form."""
 
@@ -160,34 +152,37 @@ class Space:
     def _dimensions(
         self, model: ModelSpec, bucket: Bucket, chip: HardwareSpec, values: SpaceValues
     ) -> Iterable[Dimension]:
-        given = values.cut
         for op, units in _units(model, bucket).items():
             least = 1 if op in WHOLE else chip.num_sms // LEAST_SHARE
             most = chip.num_sms * (MOST_HEAD_WAVES if op == "head" else MOST_WAVES)
-            yield Dimension(f"cut.{op}", getattr(given, op) or task_counts(units, chip.num_sms, least, most))
-        free = limits.most_stages(model, bucket, KIB, chip) * KIB
+            counts = getattr(values.cut, op) or task_counts(units, chip.num_sms, least, most)
+            yield _ordered(f"cut.{op}", counts)
         ring = values.ring
+        free = limits.most_stages(model, bucket, KIB, chip) * KIB
         least = limits.least_stages() * max(ring.copy_bytes)
-        sizes = ring.ring_bytes or (*range(least, free, RING_STEP_KIB * KIB), free)
         caps = ring.in_flight_cap_bytes or (*(each * KIB for each in CAPS_KIB), 0)
-        yield Dimension("ring.copy_bytes", ring.copy_bytes)
-        yield Dimension("ring.ring_bytes", sizes)
-        yield Dimension("ring.in_flight_cap_bytes", tuple(_cap_value(each or None) for each in caps))
+        yield _ordered("ring.copy_bytes", ring.copy_bytes)
+        yield _ordered("ring.ring_bytes", ring.ring_bytes or (*range(least, free, RING_STEP_KIB * KIB), free))
+        yield _ordered("ring.in_flight_cap_bytes", (_cap_value(each or None) for each in caps))
         if self._rounding is None:
             splits = [n for n in values.rounding.project_k_splits if model.hidden_size % (n * UNIT_ROWS) == 0]
-            yield Dimension("rounding.chunk_tokens", values.rounding.chunk_tokens)
-            yield Dimension("rounding.project_k_splits", tuple(splits) or values.rounding.project_k_splits)
+            yield _ordered("rounding.chunk_tokens", values.rounding.chunk_tokens)
+            yield _ordered("rounding.project_k_splits", splits or values.rounding.project_k_splits)
         interleave = values.interleave
+        groups = (chip.num_sms * part // TWELFTHS for part in range(TWELFTHS))
         yield Dimension("interleave.policy", interleave.policy, is_ordered=False)
         yield Dimension("interleave.loads", interleave.loads, is_ordered=False)
-        groups = tuple(sorted({chip.num_sms * part // TWELFTHS for part in range(TWELFTHS)}))
-        yield Dimension("interleave.attention_sms", interleave.attention_sms or groups)
-        yield Dimension("interleave.takeover_percent", interleave.takeover_percent)
+        yield _ordered("interleave.attention_sms", interleave.attention_sms or groups)
+        yield _ordered("interleave.takeover_percent", interleave.takeover_percent)
         joins = interleave.router_with_project if self._joins_route else (not self._has_route,)
         yield Dimension("interleave.router_with_project", joins, is_ordered=False)
         slots = {rider: self._orders[joined].num_slots for joined in joins for rider in self._orders[joined].riders}
         for rider, num_slots in slots.items():
-            yield Dimension(_slot_name(rider), tuple(range(num_slots)))
+            yield _ordered(_slot_name(rider), range(num_slots))
+
+
+def _ordered(name: str, values: Iterable[int]) -> Dimension:
+    return Dimension(name, tuple(sorted(set(values))))
 
 
 def task_counts(units: int, num_sms: int, least: int, most: int) -> tuple[int, ...]:

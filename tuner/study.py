@@ -21,7 +21,7 @@ from tuner.neighbours import Neighbours
 from tuner.outcome import Outcome, Rung, Scored, few_layers_ns
 from tuner.problem import Baseline
 from tuner.race import Race, Standing
-from tuner.search_config import Budget, Ladder, Proposals
+from tuner.search_config import Proposals, SearchConfig
 from tuner.space import Space
 from tuner.workers import Workers
 
@@ -56,15 +56,6 @@ class Raced:
     is_interrupted: bool
 
 
-@dataclass(frozen=True)
-class Rules:
-    """The parts of a search file that say how a bucket is searched."""
-
-    budget: Budget
-    proposals: Proposals
-    ladder: Ladder
-
-
 Watch = Callable[[Progress], None]
 
 
@@ -72,25 +63,25 @@ class BucketStudy:
     """One search; `run` may be called once."""
 
     def __init__(
-        self, space: Space, baselines: tuple[Baseline, ...], rules: Rules, workers: Workers, watch: Watch
+        self, space: Space, baselines: tuple[Baseline, ...], config: SearchConfig, workers: Workers, watch: Watch
     ) -> None:
         """Take what the search needs; nothing is proposed or scored yet."""
-        self._space, self._baselines, self._rules, self._watch = space, baselines, rules, watch
+        self._space, self._baselines, self._config, self._watch = space, baselines, config, watch
         self._race = Race(workers)
-        self._neighbours = Neighbours(space, rules.proposals.seed)
+        self._neighbours = Neighbours(space, config.proposals.seed)
         self._distributions = _distributions(space)
         self._attempts: list[Attempt] = []
         self._started_s = monotonic()
 
     def run(self) -> Raced:
         """Search; an interrupt after the baselines are scored ends it early with what there is."""
-        self._tell("baselines")
+        self._report("baselines")
         self._race.enter_baselines(self._baselines)
         is_interrupted = False
         try:
             self._propose()
-            self._tell("finals")
-            self._race.enter_finals(self._rules.ladder.finalists)
+            self._report("finals")
+            self._race.enter_finals(self._config.ladder.finalists)
         except KeyboardInterrupt:
             is_interrupted = True
         race = self._race
@@ -102,7 +93,7 @@ class BucketStudy:
 
     def _propose(self) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)  # the command shows progress of its own
-        study = optuna.create_study(sampler=_sampler(self._rules.proposals))
+        study = optuna.create_study(sampler=_sampler(self._config.proposals))
         for baseline in self._baselines:
             study.enqueue_trial(self._params(baseline))
         took_s = 0.0
@@ -117,10 +108,10 @@ class BucketStudy:
                     self._neighbours.learn(ns, trial.params)
                 self._attempts.append(Attempt(trial.number, ns))
             took_s = self._elapsed_s - began_s
-            self._tell("search")
+            self._report("search")
 
     def _ask(self, study: optuna.Study) -> Trial:
-        if self._neighbours.wants(self._rules.proposals.step_percent):
+        if self._neighbours.wants(self._config.proposals.step_percent):
             study.enqueue_trial(self._neighbours.step(self._race.knows))
         return study.ask(self._distributions)
 
@@ -130,13 +121,13 @@ class BucketStudy:
 
     def _next_batch(self, took_s: float) -> int:
         """How many candidates to propose next: none if that (last: `took_s`) and the finals would take too long."""
-        budget, batch = self._rules.budget, self._rules.proposals.batch
-        needed_s = took_s + self._race.finals_s(self._rules.ladder.finalists)
+        budget, batch = self._config.budget, self._config.proposals.batch
+        needed_s = took_s + self._race.finals_s(self._config.ladder.finalists)
         if budget.seconds is not None and self._elapsed_s + needed_s > budget.seconds:
             return 0
         return batch if budget.trials is None else min(batch, budget.trials - len(self._attempts))
 
-    def _tell(self, phase: str) -> None:
+    def _report(self, phase: str) -> None:
         race = self._race
         self._watch(Progress(phase, self._elapsed_s, len(self._attempts), race.counts, race.standings))
 
