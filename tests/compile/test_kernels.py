@@ -1,16 +1,18 @@
-"""Without a card: every shipped choices file compiles for Hopper within its ceilings, and the loop for Blackwell."""
+"""Without a card: shipped choices and plans compile for Hopper within their ceilings, and the loop for Blackwell."""
 
 import pytest
 from support import north, small
 
 from megakernel.assets import asset
-from megakernel.config import ConfigError
+from megakernel.config import ConfigError, load_json
 from megakernel.header import render
+from megakernel.plan import Plan
 from runtime.gpu.specialize import KernelOptions, Specialization, specialize, specialize_linear
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="needs the run-time compiler of the runtime extra")
 
 CHOICES = sorted(path.stem for path in asset("configs/choices").glob("*.toml"))
+PLANS = sorted(asset("configs/plans").glob("*.json"))
 
 
 @pytest.fixture(scope="session")
@@ -25,10 +27,25 @@ def test_shipped_choices_compile_for_hopper(name, cache):
     step, chip = north.step(name), north.chip()
     for trace in (False, True):
         kernel = compile_kernel(specialize(step, chip, KernelOptions(trace=trace)), "sm_90a", cache_directory=cache)
-        assert kernel.cubin[:4] == b"\x7fELF"
-        assert kernel.resources.registers <= 128
-        assert kernel.resources.spill_bytes == 0
-        assert kernel.specialization.shared_bytes <= chip.shared_memory_per_block_bytes
+        keeps_its_ceilings(kernel, chip)
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
+def test_shipped_plans_compile_for_hopper(path, cache):
+    from runtime.gpu.compile import compile_kernel
+
+    plan = load_json(path, Plan)
+    for entry in plan.entries:
+        specialization = specialize(plan.build(entry), plan.hardware, KernelOptions())
+        kernel = compile_kernel(specialization, plan.hardware.architecture, cache_directory=cache)
+        keeps_its_ceilings(kernel, plan.hardware)
+
+
+def keeps_its_ceilings(kernel, chip):
+    assert kernel.cubin[:4] == b"\x7fELF"
+    assert kernel.resources.registers <= 128
+    assert kernel.resources.spill_bytes == 0
+    assert kernel.specialization.shared_bytes <= chip.shared_memory_per_block_bytes
 
 
 def test_the_loop_compiles_for_blackwell(cache):
