@@ -18,12 +18,14 @@ from megakernel.hardware import load_hardware
 from megakernel.header import render
 from runtime.report import facts_table, model_table, samples_table
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Execute task tables.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Time task tables on a card, and check what runs them."
+)
 
 
 @app.callback()
 def runtime() -> None:
-    """Execute task tables and show what they run."""
+    """Time task tables on a card (streaming mode: real bytes, waits and order), and show what they run."""
 
 
 @app.command()
@@ -53,7 +55,9 @@ def abi(
     path = Path(header)
     if write:
         write_text_atomic(path, render())
-    elif not path.is_file() or path.read_text(encoding="utf-8") != render():
+    elif not path.is_file():
+        raise ConfigError(f"{path}: no such file; run this in a clone, or name the header")
+    elif path.read_text(encoding="utf-8") != render():
         raise ConfigError(f"{path}: differs from what this program packs; run `runtime abi {path} --write`")
 
 
@@ -64,6 +68,7 @@ def check(
     variant: Annotated[str | None, typer.Option(help="Which of its variants; the first without.")] = None,
 ) -> None:
     """Say whether this card can run a table: SMs, architecture, shared memory, occupancy, proof."""
+    _need_card()
     from runtime.gpu.campaign import check as check_campaign  # noqa: PLC0415 - torch and the compiler
     from runtime.gpu.campaign import read_campaign  # noqa: PLC0415
 
@@ -77,6 +82,7 @@ def measure(
     out: Annotated[str | None, typer.Option(help="Where the JSON record goes.")] = None,
 ) -> None:
     """Time all variants of a file, interleaved, in streaming mode."""
+    _need_card()
     from runtime.gpu.campaign import measure as measure_campaign  # noqa: PLC0415 - torch and the compiler
     from runtime.gpu.campaign import read_campaign  # noqa: PLC0415
 
@@ -94,6 +100,7 @@ def trace(
     variant: Annotated[str | None, typer.Option(help="Which of its variants; the first without.")] = None,
 ) -> None:
     """Trace one step of a variant, task by task, and say what tracing costs."""
+    _need_card()
     from runtime.gpu.campaign import read_campaign  # noqa: PLC0415 - torch and the compiler
     from runtime.gpu.campaign import trace as trace_campaign  # noqa: PLC0415
 
@@ -113,11 +120,25 @@ def microbench(
     chip: Annotated[str, typer.Option(help="The chip's description.")] = "configs/hardware/h200.toml",
 ) -> None:
     """Measure what a chip's steps cost: skeletons of a step, other copy sizes, ways of handing over."""
+    _need_card()
     from runtime.gpu.campaign import microbench as run_microbench  # noqa: PLC0415 - torch and the compiler
 
     found = run_microbench(load_hardware(locate(chip)))
     write_text_atomic(out, pretty_json(found))
     Console().print(samples_table(found.samples, None))
+
+
+def _need_card() -> None:
+    """Refuse in one line where torch, the run-time compiler or a card is missing."""
+    try:
+        import cuda.core  # noqa: F401, PLC0415 - only the commands that launch need them
+        import torch  # noqa: PLC0415
+    except ImportError as missing:
+        raise ConfigError(f"no module {missing.name!r}, which this command needs: pip install '.[runtime]'") from None
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "torch sees no NVIDIA GPU here, which this command needs: a card, its driver, a CUDA build of torch"
+        )
 
 
 def main() -> None:

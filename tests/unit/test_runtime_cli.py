@@ -64,3 +64,26 @@ def test_bad_input_is_one_message_and_exit_code_2(elsewhere, content, message):
 def test_the_command_needs_no_torch(elsewhere):
     check = "import sys, runtime.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], cwd=elsewhere, check=False, timeout=120).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("check", "configs/measure/north-h200.toml"),
+        ("measure", "configs/measure/north-h200.toml"),
+        ("trace", "configs/measure/north-h200.toml", "out.json"),
+        ("microbench", "--out", "out.json"),
+    ],
+)
+def test_a_command_that_needs_a_card_says_so_in_one_line(arguments, elsewhere, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = run(*arguments, cwd=elsewhere)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert "which this command needs" in done.stderr
+
+
+def test_the_header_check_outside_a_clone_says_that_there_is_none(elsewhere):
+    done = run("abi", cwd=elsewhere)
+    assert (done.returncode, "no such file" in done.stderr) == (2, True)
