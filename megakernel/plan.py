@@ -37,8 +37,8 @@ class PlanEntry(Frozen):
     bucket: Bucket
     choices: Choices
     table_digest: str
-    predicted_ns: float | None = None
-    bound_ns: float | None = None
+    predicted_ns: float | None = Field(default=None, gt=0)
+    bound_ns: float | None = Field(default=None, gt=0)
     losers: tuple[Score, ...] = ()
 
 
@@ -51,7 +51,7 @@ class Provenance(Frozen):
 
     command: str
     search: str = ""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     candidates: int = 0
     routing: Routing = Routing()
     draws: int = Field(default=1, ge=1)

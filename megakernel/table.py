@@ -77,6 +77,8 @@ class TaskTable:
             )
         at = HEADER.dtype.itemsize
         offsets = np.frombuffer(data, "<u4", count=sms + 1, offset=at)
+        if offsets[0] != 0 or offsets[-1] != records or (np.diff(offsets.astype(np.int64)) < 0).any():
+            raise ConfigError(f"the lists' offsets must rise from 0 to the {records} records; the table was damaged")
         totals = np.frombuffer(data, "<u4", count=counters, offset=at + sizes[0])
         return TaskTable(
             header,

@@ -19,6 +19,13 @@ PAIRED_COLUMNS = UNIT_ROWS // 2
 """Columns of the gated product in one unit of the up weights: 8 gate rows and the 8 up rows that meet them."""
 
 
+MAX_TASKS = 32768
+"""Tasks of one operator: more than the units of any operator but a huge head, few enough to lower and prove."""
+
+MAX_PARTS = 64
+"""Parts that an order may cut an operator into."""
+
+
 class Rounding(Frozen):
     """Choices that all buckets of a model share: those that change rounding, and the page of the KV cache.
 
@@ -27,22 +34,22 @@ class Rounding(Frozen):
     ascending order by their reader. A chunk is whole pages, so that one task alone reads and appends to a page.
     """
 
-    chunk_tokens: int = Field(default=128, ge=16)
+    chunk_tokens: int = Field(default=128, ge=16, le=65536)
     project_k_splits: int = Field(default=1, ge=1, le=8)
-    page_tokens: int = Field(default=64, ge=16)
+    page_tokens: int = Field(default=64, ge=16, le=65536)
 
 
 class Cut(Frozen):
     """Number of tasks that each operator is cut into (units are dealt as evenly as whole units allow)."""
 
-    project: int = Field(ge=1)
-    attend: int = Field(ge=1)
-    merge: int = Field(ge=1)
-    output: int = Field(ge=1)
-    up: int = Field(ge=1)
-    down: int = Field(ge=1)
-    head: int = Field(ge=1)
-    route: int = Field(default=8, ge=1)
+    project: int = Field(ge=1, le=MAX_TASKS)
+    attend: int = Field(ge=1, le=MAX_TASKS)
+    merge: int = Field(ge=1, le=MAX_TASKS)
+    output: int = Field(ge=1, le=MAX_TASKS)
+    up: int = Field(ge=1, le=MAX_TASKS)
+    down: int = Field(ge=1, le=MAX_TASKS)
+    head: int = Field(ge=1, le=MAX_TASKS)
+    route: int = Field(default=8, ge=1, le=MAX_TASKS)
 
 
 class Ring(Frozen):
@@ -63,7 +70,7 @@ class Segment(Frozen):
 
     op: str
     part: int = Field(default=1, ge=1)
-    parts: int = Field(default=1, ge=1)
+    parts: int = Field(default=1, ge=1, le=MAX_PARTS)
 
     @staticmethod
     def parse(text: str) -> Segment:
@@ -72,8 +79,10 @@ class Segment(Frozen):
         if not cut:
             return Segment(op=op)
         part, slash, parts = cut.partition("/")
-        if not (slash and part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
-            raise ValueError(f"segment is {text!r}, needed NAME or NAME:PART/PARTS such as up:1/2")
+        if not (slash and part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts) <= MAX_PARTS):
+            raise ValueError(
+                f"segment is {text!r}, needed NAME or NAME:PART/PARTS such as up:1/2, of at most {MAX_PARTS} parts"
+            )
         return Segment(op=op, part=int(part), parts=int(parts))
 
 

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from megakernel.assets import locate
-from megakernel.config import ConfigError, pretty_json, write_text_atomic
+from megakernel.config import ConfigError, check_writable, pretty_json, write_text_atomic
 from megakernel.families import SUPPORTED_FAMILIES, read_model
 from megakernel.hardware import load_hardware
 from megakernel.header import render
@@ -57,7 +57,7 @@ def abi(
         write_text_atomic(path, render())
     elif not path.is_file():
         raise ConfigError(f"{path}: no such file; run this in a clone, or name the header")
-    elif path.read_text(encoding="utf-8") != render():
+    elif path.read_bytes() != render().encode():
         raise ConfigError(f"{path}: differs from what this program packs; run `runtime abi {path} --write`")
 
 
@@ -86,6 +86,8 @@ def measure(
     from runtime.gpu.campaign import measure as measure_campaign  # noqa: PLC0415 - torch and the compiler
     from runtime.gpu.campaign import read_campaign  # noqa: PLC0415
 
+    if out:
+        check_writable(out)
     found = measure_campaign(read_campaign(locate(config)))
     if out:
         write_text_atomic(out, pretty_json(found))
@@ -104,6 +106,7 @@ def trace(
     from runtime.gpu.campaign import read_campaign  # noqa: PLC0415 - torch and the compiler
     from runtime.gpu.campaign import trace as trace_campaign  # noqa: PLC0415
 
+    check_writable(out)
     timeline, plain, traced = trace_campaign(read_campaign(locate(config)), variant)
     write_text_atomic(out, timeline.to_perfetto())
     overhead = 100 * (traced.median_ms / plain.median_ms - 1)
@@ -123,6 +126,7 @@ def microbench(
     _need_card()
     from runtime.gpu.campaign import microbench as run_microbench  # noqa: PLC0415 - torch and the compiler
 
+    check_writable(out)
     found = run_microbench(load_hardware(locate(chip)))
     write_text_atomic(out, pretty_json(found))
     Console().print(samples_table(found.samples, None))

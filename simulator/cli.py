@@ -37,12 +37,12 @@ def simulator() -> None:
 @app.command()
 def stream(
     program: Annotated[Path, typer.Argument(help="streaming program, JSON")],
-    chip: Annotated[Path, typer.Option(help="chip, TOML")],
+    chip: Annotated[str, typer.Option(help="chip, TOML")],
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON line")] = False,
     exact: Annotated[bool, typer.Option("--exact", help="one event per copy")] = False,
 ) -> None:
     """Simulate a pure streaming program with the model that prices plans."""
-    spec = load_hardware(chip)
+    spec = load_hardware(locate(chip))
     described = load_json(program, StreamProgram)
     records = stream_records(described, spec, str(program))
     try:
@@ -73,7 +73,7 @@ def run(
         float | None, typer.Option(min=0.0, max=8.0, help="experts by 1/rank^ZIPF; left out: uniformly")
     ] = None,
     draws: Annotated[int, typer.Option(min=1, help="routings drawn")] = 1,
-    seed: Annotated[int, typer.Option(help="of the routings")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="of the routings")] = 0,
     exact: Annotated[bool, typer.Option("--exact", help="one event per copy")] = False,
     trace: Annotated[str | None, typer.Option(help="write a timeline for ui.perfetto.dev (first routing)")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON line")] = False,

@@ -60,6 +60,11 @@ class StreamProgram(Frozen):
         """Refuse what cannot run on `chip`; `source` names the program in messages."""
         if self.sms > chip.num_sms:
             raise ConfigError(f"{source}: `sms` is {self.sms}; {chip.name} has {chip.num_sms}")
+        ring, room = self.copy_bytes * self.ring_stages, chip.shared_memory_per_block_bytes
+        if ring > room:
+            raise ConfigError(
+                f"{source}: `ring_stages` x `copy_bytes` is {ring}; a block of {chip.name} has {room} bytes"
+            )
         cap = self.in_flight_cap_bytes
         if cap is not None and cap < self.copy_bytes:
             raise ConfigError(

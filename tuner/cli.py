@@ -7,7 +7,10 @@ that can't be written. Refuses to compute: each command calls one function and s
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -67,14 +70,15 @@ def search(
     except KeyboardInterrupt:
         progress_console.print("interrupted before there was a result; nothing is written", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
-    plan = plan_of(problem, results, shlex.join(["tuner", *sys.argv[1:]]))
-    write_text_atomic(out, pretty_json(plan))
+    command = shlex.join(["tuner", *sys.argv[1:]]).encode(errors="backslashreplace").decode()
+    with _undisturbed():
+        write_text_atomic(out, pretty_json(plan_of(problem, results, command)))
     console = Console(record=picture is not None)
     for each in results:
         console.print(report.result(each))
     if any(each.raced.is_interrupted for each in results) or len(results) < len(buckets):
         console.print(f"interrupted: the best so far, for {len(results)} of {len(buckets)} buckets", style="yellow")
-    console.print(f"wrote {out}", soft_wrap=True)
+    console.print(f"wrote {out}", soft_wrap=True, markup=False)
     if picture is not None:
         is_svg = Path(picture).suffix == ".svg"
         write_text_atomic(picture, console.export_svg(title="tuner search") if is_svg else console.export_html())
@@ -94,7 +98,7 @@ def refresh(
     write_text_atomic(target, pretty_json(found.plan))
     console = Console()
     console.print(report.refreshed(found))
-    console.print(f"wrote {target}", soft_wrap=True)
+    console.print(f"wrote {target}", soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -103,11 +107,23 @@ def show(plan: PlanPath) -> None:
     Console().print(report.plan(load_json(locate(plan), Plan)))
 
 
+@contextmanager
+def _undisturbed() -> Generator[None]:
+    """Ignore Ctrl-C for a moment: a second one must not cost the result that the first one kept."""
+    answer = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, answer)
+
+
 def _check_outputs(out: str, picture: str | None) -> None:
     check_writable(out)
     if picture is not None:
         if Path(picture).suffix not in (".svg", ".html"):
             raise ConfigError(f"--picture {picture}: needed a name that ends in .svg or .html")
+        if Path(picture).resolve() == Path(out).resolve():
+            raise ConfigError(f"--picture and --out are both {out}; needed two files")
         check_writable(picture)
 
 

@@ -4,11 +4,12 @@ Owns the file's keys and what they mean; paths in it are relative to the file. R
 names: `problem.py` reads them. Called by the `tuner` command.
 """
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from megakernel.config import Frozen
+from megakernel.tiling import MAX_TASKS
 from megakernel.workload import Bucket, Routing
 
 
@@ -59,33 +60,41 @@ class Ladder(Frozen):
     finalists: int = Field(default=6, ge=1)
 
 
+Tasks = Annotated[int, Field(ge=1, le=MAX_TASKS)]
+CopyBytes = Annotated[int, Field(ge=1024, le=2**20)]
+Tokens = Annotated[int, Field(ge=16, le=65536)]
+Splits = Annotated[int, Field(ge=1, le=8)]
+Percent = Annotated[int, Field(ge=0, le=100)]
+NotNegative = Annotated[int, Field(ge=0)]
+
+
 class CutValues(Frozen):
     """Task counts to choose from, by operator; absent ones are derived from the model and the chip."""
 
-    project: tuple[int, ...] | None = Field(default=None, min_length=1)
-    attend: tuple[int, ...] | None = Field(default=None, min_length=1)
-    merge: tuple[int, ...] | None = Field(default=None, min_length=1)
-    output: tuple[int, ...] | None = Field(default=None, min_length=1)
-    up: tuple[int, ...] | None = Field(default=None, min_length=1)
-    down: tuple[int, ...] | None = Field(default=None, min_length=1)
-    head: tuple[int, ...] | None = Field(default=None, min_length=1)
-    route: tuple[int, ...] | None = Field(default=None, min_length=1)
+    project: tuple[Tasks, ...] | None = Field(default=None, min_length=1)
+    attend: tuple[Tasks, ...] | None = Field(default=None, min_length=1)
+    merge: tuple[Tasks, ...] | None = Field(default=None, min_length=1)
+    output: tuple[Tasks, ...] | None = Field(default=None, min_length=1)
+    up: tuple[Tasks, ...] | None = Field(default=None, min_length=1)
+    down: tuple[Tasks, ...] | None = Field(default=None, min_length=1)
+    head: tuple[Tasks, ...] | None = Field(default=None, min_length=1)
+    route: tuple[Tasks, ...] | None = Field(default=None, min_length=1)
 
 
 class RingValues(Frozen):
     """Copy sizes, ring sizes and caps to choose from; a cap of 0 is none."""
 
-    copy_bytes: tuple[int, ...] = Field(default=(4096, 6144, 8192, 12288, 16384, 24576, 32768), min_length=1)
-    ring_bytes: tuple[int, ...] | None = Field(default=None, min_length=1)
-    in_flight_cap_bytes: tuple[int, ...] | None = Field(default=None, min_length=1)
+    copy_bytes: tuple[CopyBytes, ...] = Field(default=(4096, 6144, 8192, 12288, 16384, 24576, 32768), min_length=1)
+    ring_bytes: tuple[CopyBytes, ...] | None = Field(default=None, min_length=1)
+    in_flight_cap_bytes: tuple[NotNegative, ...] | None = Field(default=None, min_length=1)
 
 
 class RoundingValues(Frozen):
     """Choices that change rounding; searched in the first bucket, then shared by all."""
 
-    chunk_tokens: tuple[int, ...] = Field(default=(64, 128, 256, 512), min_length=1)
-    project_k_splits: tuple[int, ...] = Field(default=(1, 2, 4), min_length=1)
-    page_tokens: int = 64
+    chunk_tokens: tuple[Tokens, ...] = Field(default=(64, 128, 256, 512), min_length=1)
+    project_k_splits: tuple[Splits, ...] = Field(default=(1, 2, 4), min_length=1)
+    page_tokens: Tokens = 64
 
 
 class InterleaveValues(Frozen):
@@ -94,8 +103,8 @@ class InterleaveValues(Frozen):
     parts: int = Field(default=2, ge=1, le=4)
     policy: tuple[Literal["balanced", "round_robin"], ...] = Field(default=("balanced", "round_robin"), min_length=1)
     loads: tuple[Literal["ahead", "after_wait"], ...] = Field(default=("ahead", "after_wait"), min_length=1)
-    attention_sms: tuple[int, ...] | None = Field(default=None, min_length=1)
-    takeover_percent: tuple[int, ...] = Field(default=(0, 10, 20, 30, 50), min_length=1)
+    attention_sms: tuple[NotNegative, ...] | None = Field(default=None, min_length=1)
+    takeover_percent: tuple[Percent, ...] = Field(default=(0, 10, 20, 30, 50), min_length=1)
     router_with_project: tuple[bool, ...] = Field(default=(True, False), min_length=1)
 
 

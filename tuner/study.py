@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass
 from time import monotonic
 
@@ -82,7 +83,7 @@ class BucketStudy:
             self._propose()
             self._report("finals")
             self._race.enter_finals(self._config.ladder.finalists)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, BrokenExecutor):  # a lost worker costs the rest of the search, not its result
             is_interrupted = True
         race = self._race
         return Raced(race.standings, race.counts, tuple(self._attempts), self._elapsed_s, is_interrupted)

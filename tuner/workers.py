@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from types import TracebackType
 from typing import Self
 
@@ -47,8 +47,11 @@ class Workers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._pool is not None:
-            # Not waited for: after an interrupt the plan is written first, and what still runs is dropped.
+            # Not waited for: after an interrupt the plan is written first, and what still runs is dropped. Nothing may
+            # keep the command from ending once it has been.
             self._pool.shutdown(wait=False, cancel_futures=True)
+            for process in active_children():
+                process.terminate()
 
 
 def _start(jobs: int) -> ProcessPoolExecutor:

@@ -88,6 +88,14 @@ class Campaign:
 def read_campaign(path: Path) -> Campaign:
     """Read a measurement file and build the tables of its variants."""
     config = load_toml(path, MeasureConfig)
+    bucket, names = config.bucket, [variant.name for variant in config.variants]
+    if len(config.positions) > bucket.rows or not all(0 <= at < bucket.max_context_tokens for at in config.positions):
+        raise ConfigError(
+            f"{path}: positions are {list(config.positions)}, needed at most {bucket.rows} from 0 to "
+            f"{bucket.max_context_tokens - 1}"
+        )
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{path}: variants are named {', '.join(names)}, needed a name of its own for each")
     base = path.parent
     model, chip = read_model(base / config.model), load_hardware(base / config.chip)
     steps: dict[str, BuiltStep] = {}

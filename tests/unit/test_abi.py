@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,15 @@ def test_a_table_survives_serialisation() -> None:
     assert again.digest == table.digest
     assert np.array_equal(again.records, table.records)
     assert again.num_sms == 132
+
+
+@pytest.mark.parametrize(("at", "value"), [(0, 1), (5, 2**32 - 1), (132, 7), (132, 2**32 - 1)])
+def test_lists_that_do_not_cover_the_records_are_refused(at: int, value: int) -> None:
+    table = north.step().table
+    offsets = table.offsets.copy()
+    offsets[at] = value
+    with pytest.raises(ConfigError, match="must rise from 0 to the 34574 records"):
+        TaskTable.from_bytes(replace(table, offsets=offsets).to_bytes())
 
 
 @pytest.mark.parametrize(

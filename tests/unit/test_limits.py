@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 from support import north
 from support.tiny_models import choices_for, qwen3_moe, spec_of
 
@@ -56,6 +57,20 @@ def test_shipped_choices_are_legal_on_the_h200() -> None:
 def test_an_illegal_choice_is_named_with_its_limit(updates: dict[str, dict[str, object]], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_step(north.model(), north.BUCKET, changed(**updates), north.chip())
+
+
+@pytest.mark.parametrize(
+    "updates",
+    [
+        {"cut": {"up": 10**12}},
+        {"rounding": {"chunk_tokens": 2**53}},
+        {"interleave": {"order": ("project:1/99999999",)}},
+        {"interleave": {"order": ("project:\u00b2/\u00b2",)}},
+    ],
+)
+def test_numbers_beyond_reason_are_refused_before_anything_is_built(updates: dict[str, dict[str, object]]) -> None:
+    with pytest.raises(ValidationError):
+        changed(**updates)
 
 
 def test_a_model_that_does_not_fit_is_said_not_to_fit() -> None:

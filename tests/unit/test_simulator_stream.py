@@ -59,6 +59,7 @@ def test_the_last_line_is_the_time_as_json(tmp_path):
     [
         ({**PROGRAM, "sms": 133}, "`sms` is 133"),
         ({**PROGRAM, "in_flight_cap_bytes": 8191}, "below one copy"),
+        ({**PROGRAM, "ring_stages": 29}, "a block of NVIDIA H200 has 232448 bytes"),
         ({**PROGRAM, "rings": 3}, "rings"),
         ({**PROGRAM, "phases": []}, "phases"),
         ({**PROGRAM, "layers": 0}, "layers"),

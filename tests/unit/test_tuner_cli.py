@@ -168,6 +168,21 @@ def test_bad_input_is_one_message_and_exit_code_2(command, here, file, old, new,
             ("search", "search.toml", "--out", "p.json", "--set", "space.ring.copy_bytes=[300032]"),
             "[space] leaves nothing that sixteen SMs can run; for example:\n  ring.stages is 3 x 300032 bytes: with",
         ),
+        *(
+            (("search", "search.toml", "--out", "p.json", "--set", f"space.{key}=[{value}]"), f"space.{key}.0")
+            for key, value in (
+                ("rounding.project_k_splits", 0),
+                ("rounding.project_k_splits", 9),
+                ("rounding.chunk_tokens", 0),
+                ("cut.project", 0),
+                ("cut.head", 10**12),
+                ("ring.copy_bytes", 100),
+                ("ring.in_flight_cap_bytes", -8192),
+                ("interleave.attention_sms", -3),
+                ("interleave.takeover_percent", 150),
+            )
+        ),
+        (("search", "search.toml", "--out", "p.svg", "--picture", "p.svg"), "needed two files"),
         (("refresh", "search.toml"), "search.toml: not valid JSON"),
         (("show", "model.json"), "model.json:"),
     ],
