@@ -22,6 +22,8 @@ inline constexpr uint32_t kMaxKinds = 16u;
 inline constexpr uint32_t kRowTile = 8u;
 inline constexpr uint32_t kUnitRows = 16u;
 inline constexpr uint32_t kPairedColumns = 8u;
+inline constexpr uint32_t kTileColumns = 32u;
+inline constexpr uint32_t kMaxStops = 6u;
 
 enum class TaskKind : uint16_t {
   kEmbed = 1,
@@ -51,6 +53,7 @@ enum class Place : uint32_t {
   kStage = 6,
   kInFlightCap = 7,
   kData = 8,
+  kMeeting = 9,
 };
 
 struct Wait {
@@ -148,22 +151,34 @@ struct Layer {
   uint64_t output;  // address of the output projection
   uint64_t up;  // address of gate and up weights, expert after expert
   uint64_t down;  // address of down weights, expert after expert
+  uint64_t input_norm;  // address of the norm before attention, and before a parallel block's MLP
+  uint64_t mlp_norm;  // address of the norm before the MLP and its router
+  uint64_t q_norm;  // address of the norm of query heads; 0: none
+  uint64_t k_norm;  // address of the norm of key heads; 0: none
+  uint64_t rotary;  // address of cosine and sine, bfloat16 pairs [position, head_dim / 2]; 0: no RoPE
+  uint64_t pages;  // uint32_t[rows, pages a row]: page ids of every row for this layer's group
   uint32_t window_tokens;  // attention window; 0: all of the context
   uint32_t num_experts;  // routed experts; 0: a dense MLP
   uint32_t top_k;  // experts of a row
   uint32_t mlp_width;  // width of the MLP, or of one expert
 };
-static_assert(sizeof(Layer) == 64);
+static_assert(sizeof(Layer) == 112);
 static_assert(offsetof(Layer, project) == 0);
 static_assert(offsetof(Layer, router) == 8);
 static_assert(offsetof(Layer, kv) == 16);
 static_assert(offsetof(Layer, output) == 24);
 static_assert(offsetof(Layer, up) == 32);
 static_assert(offsetof(Layer, down) == 40);
-static_assert(offsetof(Layer, window_tokens) == 48);
-static_assert(offsetof(Layer, num_experts) == 52);
-static_assert(offsetof(Layer, top_k) == 56);
-static_assert(offsetof(Layer, mlp_width) == 60);
+static_assert(offsetof(Layer, input_norm) == 48);
+static_assert(offsetof(Layer, mlp_norm) == 56);
+static_assert(offsetof(Layer, q_norm) == 64);
+static_assert(offsetof(Layer, k_norm) == 72);
+static_assert(offsetof(Layer, rotary) == 80);
+static_assert(offsetof(Layer, pages) == 88);
+static_assert(offsetof(Layer, window_tokens) == 96);
+static_assert(offsetof(Layer, num_experts) == 100);
+static_assert(offsetof(Layer, top_k) == 104);
+static_assert(offsetof(Layer, mlp_width) == 108);
 
 struct Launch {
   uint64_t offsets;  // uint32_t[num_sms + 1]: first record of every list
@@ -174,8 +189,8 @@ struct Launch {
   uint64_t layers;  // Layer[num_layers]
   uint64_t head;  // address of the head's rows
   uint64_t embedding;  // address of the embedding's rows
+  uint64_t final_norm;  // address of the norm before the head
   uint64_t rows;  // RowState[rows]
-  uint64_t pages;  // uint32_t[rows, pages a row]: page ids of every row, one table for all layers
   uint64_t routed;  // uint32_t[layers, rows, most top_k]: experts of every row, streaming mode only
   uint64_t arena;  // address of the linear walk's bytes
   uint64_t present;  // uint32_t: blocks that have started
@@ -185,16 +200,17 @@ struct Launch {
   uint64_t trace;  // Trace[num_records] of step trace_step
   uint64_t clocks;  // Clocks[num_sms], written when a trace is taken
   uint64_t sink;  // uint32_t: takes what must look used
+  uint64_t tokens_out;  // uint64_t[tokens_out_steps, rows] in the host's memory: step + 1 in the upper half, token in the lower
   uint64_t deadline_cycles;  // longest wait before a block gives up
   uint32_t first_step;  // number of the first step; counters stand at first_step * total
   uint32_t num_steps;  // steps of this launch
   uint32_t trace_step;  // step that is traced
-  uint32_t reserved;  // zero
+  uint32_t tokens_out_steps;  // a power of two: step s leaves its tokens at s modulo this
   uint32_t load_cycles[16];  // streaming mode, by kind: spent by the producer after the load waits
   uint32_t early_cycles[16];  // streaming mode, by kind: spent before the early signal
   uint32_t run_cycles[16];  // streaming mode, by kind: spent before the first copy is used
 };
-static_assert(sizeof(Launch) == 368);
+static_assert(sizeof(Launch) == 376);
 static_assert(offsetof(Launch, offsets) == 0);
 static_assert(offsetof(Launch, totals) == 8);
 static_assert(offsetof(Launch, records) == 16);
@@ -203,8 +219,8 @@ static_assert(offsetof(Launch, buffers) == 32);
 static_assert(offsetof(Launch, layers) == 40);
 static_assert(offsetof(Launch, head) == 48);
 static_assert(offsetof(Launch, embedding) == 56);
-static_assert(offsetof(Launch, rows) == 64);
-static_assert(offsetof(Launch, pages) == 72);
+static_assert(offsetof(Launch, final_norm) == 64);
+static_assert(offsetof(Launch, rows) == 72);
 static_assert(offsetof(Launch, routed) == 80);
 static_assert(offsetof(Launch, arena) == 88);
 static_assert(offsetof(Launch, present) == 96);
@@ -214,22 +230,39 @@ static_assert(offsetof(Launch, progress) == 120);
 static_assert(offsetof(Launch, trace) == 128);
 static_assert(offsetof(Launch, clocks) == 136);
 static_assert(offsetof(Launch, sink) == 144);
-static_assert(offsetof(Launch, deadline_cycles) == 152);
-static_assert(offsetof(Launch, first_step) == 160);
-static_assert(offsetof(Launch, num_steps) == 164);
-static_assert(offsetof(Launch, trace_step) == 168);
-static_assert(offsetof(Launch, reserved) == 172);
-static_assert(offsetof(Launch, load_cycles) == 176);
-static_assert(offsetof(Launch, early_cycles) == 240);
-static_assert(offsetof(Launch, run_cycles) == 304);
+static_assert(offsetof(Launch, tokens_out) == 152);
+static_assert(offsetof(Launch, deadline_cycles) == 160);
+static_assert(offsetof(Launch, first_step) == 168);
+static_assert(offsetof(Launch, num_steps) == 172);
+static_assert(offsetof(Launch, trace_step) == 176);
+static_assert(offsetof(Launch, tokens_out_steps) == 180);
+static_assert(offsetof(Launch, load_cycles) == 184);
+static_assert(offsetof(Launch, early_cycles) == 248);
+static_assert(offsetof(Launch, run_cycles) == 312);
 
 struct RowState {
   uint32_t position;  // of the token being decoded, 0-based
-  uint32_t active;  // 0: the row is empty
+  uint32_t active;  // 0: the row is empty, or has ended
+  uint32_t end_position;  // the row ends when its next position would be this
+  uint32_t num_stops;  // stop ids
+  float temperature;  // 0: greedy
+  float top_p;  // 1: all tokens
+  float min_p;  // 0: all tokens
+  uint32_t top_k;  // 0: all tokens
+  uint64_t seed;  // of the row's noise
+  uint32_t stops[6];  // token ids that end the row
 };
-static_assert(sizeof(RowState) == 8);
+static_assert(sizeof(RowState) == 64);
 static_assert(offsetof(RowState, position) == 0);
 static_assert(offsetof(RowState, active) == 4);
+static_assert(offsetof(RowState, end_position) == 8);
+static_assert(offsetof(RowState, num_stops) == 12);
+static_assert(offsetof(RowState, temperature) == 16);
+static_assert(offsetof(RowState, top_p) == 20);
+static_assert(offsetof(RowState, min_p) == 24);
+static_assert(offsetof(RowState, top_k) == 28);
+static_assert(offsetof(RowState, seed) == 32);
+static_assert(offsetof(RowState, stops) == 40);
 
 struct Report {
   uint32_t stop;  // Stop
@@ -273,9 +306,15 @@ struct Trace {
   uint32_t end;  // run over, arrival sent
   uint32_t copies;  // copies of the load
   uint32_t bytes;  // bytes of the load
-  uint32_t checksum;  // exclusive or of all 32-bit words that the run consumed
+  uint32_t checksum;  // streaming mode: exclusive or of all 32-bit words that the run consumed
+  uint32_t staged;  // cycles before the first warp's first copy: activations, queries
+  uint32_t waited;  // cycles that the first warp waited for data
+  uint32_t worked;  // cycles that it worked on data
+  uint32_t early;  // early signal sent
+  uint32_t first_issue;  // first copy issued
+  uint32_t last_issue;  // last copy issued
 };
-static_assert(sizeof(Trace) == 32);
+static_assert(sizeof(Trace) == 56);
 static_assert(offsetof(Trace, load_start) == 0);
 static_assert(offsetof(Trace, landed) == 4);
 static_assert(offsetof(Trace, run_wait) == 8);
@@ -284,6 +323,12 @@ static_assert(offsetof(Trace, end) == 16);
 static_assert(offsetof(Trace, copies) == 20);
 static_assert(offsetof(Trace, bytes) == 24);
 static_assert(offsetof(Trace, checksum) == 28);
+static_assert(offsetof(Trace, staged) == 32);
+static_assert(offsetof(Trace, waited) == 36);
+static_assert(offsetof(Trace, worked) == 40);
+static_assert(offsetof(Trace, early) == 44);
+static_assert(offsetof(Trace, first_issue) == 48);
+static_assert(offsetof(Trace, last_issue) == 52);
 
 struct Clocks {
   uint64_t begin_cycles;  // this SM's clock at a tick of the card's timer

@@ -12,7 +12,7 @@ from enum import IntEnum
 import numpy as np
 
 from megakernel.counters import NONE
-from megakernel.tiling import PAIRED_COLUMNS, UNIT_ROWS
+from megakernel.tiling import PAIRED_COLUMNS, TILE_COLUMNS, UNIT_ROWS
 from megakernel.workload import ROW_TILE
 
 ABI_VERSION = 1
@@ -22,6 +22,7 @@ MAX_RUN_WAITS = 4
 MAX_INPUTS = 4
 MAX_OUTPUTS = 2
 MAX_KINDS = 16
+MAX_STOPS = 6
 
 
 class Stop(IntEnum):
@@ -44,6 +45,7 @@ class Place(IntEnum):
     STAGE = 6
     IN_FLIGHT_CAP = 7
     DATA = 8
+    MEETING = 9
 
 
 CONSTANTS: dict[str, int] = {
@@ -58,6 +60,8 @@ CONSTANTS: dict[str, int] = {
     "kRowTile": ROW_TILE,
     "kUnitRows": UNIT_ROWS,
     "kPairedColumns": PAIRED_COLUMNS,
+    "kTileColumns": TILE_COLUMNS,
+    "kMaxStops": MAX_STOPS,
 }
 
 
@@ -154,6 +158,12 @@ LAYER = Struct(
         Field("output", "uint64_t", "address of the output projection"),
         Field("up", "uint64_t", "address of gate and up weights, expert after expert"),
         Field("down", "uint64_t", "address of down weights, expert after expert"),
+        Field("input_norm", "uint64_t", "address of the norm before attention, and before a parallel block's MLP"),
+        Field("mlp_norm", "uint64_t", "address of the norm before the MLP and its router"),
+        Field("q_norm", "uint64_t", "address of the norm of query heads; 0: none"),
+        Field("k_norm", "uint64_t", "address of the norm of key heads; 0: none"),
+        Field("rotary", "uint64_t", "address of cosine and sine, bfloat16 pairs [position, head_dim / 2]; 0: no RoPE"),
+        Field("pages", "uint64_t", "uint32_t[rows, pages a row]: page ids of every row for this layer's group"),
         Field("window_tokens", "uint32_t", "attention window; 0: all of the context"),
         Field("num_experts", "uint32_t", "routed experts; 0: a dense MLP"),
         Field("top_k", "uint32_t", "experts of a row"),
@@ -172,8 +182,8 @@ LAUNCH = Struct(
         Field("layers", "uint64_t", "Layer[num_layers]"),
         Field("head", "uint64_t", "address of the head's rows"),
         Field("embedding", "uint64_t", "address of the embedding's rows"),
+        Field("final_norm", "uint64_t", "address of the norm before the head"),
         Field("rows", "uint64_t", "RowState[rows]"),
-        Field("pages", "uint64_t", "uint32_t[rows, pages a row]: page ids of every row, one table for all layers"),
         Field("routed", "uint64_t", "uint32_t[layers, rows, most top_k]: experts of every row, streaming mode only"),
         Field("arena", "uint64_t", "address of the linear walk's bytes"),
         Field("present", "uint64_t", "uint32_t: blocks that have started"),
@@ -183,11 +193,16 @@ LAUNCH = Struct(
         Field("trace", "uint64_t", "Trace[num_records] of step trace_step"),
         Field("clocks", "uint64_t", "Clocks[num_sms], written when a trace is taken"),
         Field("sink", "uint64_t", "uint32_t: takes what must look used"),
+        Field(
+            "tokens_out",
+            "uint64_t",
+            "uint64_t[tokens_out_steps, rows] in the host's memory: step + 1 in the upper half, token in the lower",
+        ),
         Field("deadline_cycles", "uint64_t", "longest wait before a block gives up"),
         Field("first_step", "uint32_t", "number of the first step; counters stand at first_step * total"),
         Field("num_steps", "uint32_t", "steps of this launch"),
         Field("trace_step", "uint32_t", "step that is traced"),
-        Field("reserved", "uint32_t", "zero"),
+        Field("tokens_out_steps", "uint32_t", "a power of two: step s leaves its tokens at s modulo this"),
         Field(
             "load_cycles", "uint32_t", "streaming mode, by kind: spent by the producer after the load waits", MAX_KINDS
         ),
@@ -200,7 +215,15 @@ ROW_STATE = Struct(
     "RowState",
     (
         Field("position", "uint32_t", "of the token being decoded, 0-based"),
-        Field("active", "uint32_t", "0: the row is empty"),
+        Field("active", "uint32_t", "0: the row is empty, or has ended"),
+        Field("end_position", "uint32_t", "the row ends when its next position would be this"),
+        Field("num_stops", "uint32_t", "stop ids"),
+        Field("temperature", "float", "0: greedy"),
+        Field("top_p", "float", "1: all tokens"),
+        Field("min_p", "float", "0: all tokens"),
+        Field("top_k", "uint32_t", "0: all tokens"),
+        Field("seed", "uint64_t", "of the row's noise"),
+        Field("stops", "uint32_t", "token ids that end the row", MAX_STOPS),
     ),
 )
 
@@ -239,7 +262,13 @@ TRACE = Struct(
         Field("end", "uint32_t", "run over, arrival sent"),
         Field("copies", "uint32_t", "copies of the load"),
         Field("bytes", "uint32_t", "bytes of the load"),
-        Field("checksum", "uint32_t", "exclusive or of all 32-bit words that the run consumed"),
+        Field("checksum", "uint32_t", "streaming mode: exclusive or of all 32-bit words that the run consumed"),
+        Field("staged", "uint32_t", "cycles before the first warp's first copy: activations, queries"),
+        Field("waited", "uint32_t", "cycles that the first warp waited for data"),
+        Field("worked", "uint32_t", "cycles that it worked on data"),
+        Field("early", "uint32_t", "early signal sent"),
+        Field("first_issue", "uint32_t", "first copy issued"),
+        Field("last_issue", "uint32_t", "last copy issued"),
     ),
 )
 
@@ -257,7 +286,7 @@ ENUMS: tuple[type[IntEnum], ...] = (Stop, Place)
 
 STRUCTS = (WAIT, RECORD, HEADER, LAYER, LAUNCH, ROW_STATE, REPORT, PROGRESS, TRACE, CLOCKS)
 
-_NUMPY_TYPES = {"uint16_t": "<u2", "uint32_t": "<u4", "uint64_t": "<u8"}
+_NUMPY_TYPES = {"uint16_t": "<u2", "uint32_t": "<u4", "uint64_t": "<u8", "float": "<f4"}
 
 
 def _numpy_type(name: str) -> np.dtype[np.void] | str:

@@ -12,17 +12,20 @@ from megakernel.graph import TaskGraph
 from megakernel.hardware import HardwareSpec
 from megakernel.kinds import KINDS
 from megakernel.model import ModelSpec, RoutedMlp
-from megakernel.tiling import PAIRED_COLUMNS, UNIT_ROWS, Choices, Segment
-from megakernel.workload import ROW_TILE, Bucket
+from megakernel.tiling import PAIRED_COLUMNS, TILE_COLUMNS, UNIT_ROWS, Choices, Segment
+from megakernel.workload import Bucket
+from megakernel.workspace import (
+    CONSUMER_WARPS,
+    chunk_pieces,
+    least_copy_bytes,
+    products,
+    slice_bytes,
+    stage_bytes,
+    workspace,
+)
 
-RESERVED_SHARED_BYTES = 4096
-"""Barriers of the ring, a window of records, routed ids and scores of a row tile."""
-
-CROSS_WARP_BYTES = 8 * UNIT_ROWS * ROW_TILE * 4
-"""fp32 partial sums of eight consumer warps over one unit and one row tile."""
-
-ATTENTION_WARP_GROUPS = 4
-"""Partial softmax results that attention keeps in shared memory while warps merge."""
+RESERVED_SHARED_BYTES = 5120
+"""Barriers of the ring, the launch record, and a window of records."""
 
 MAX_SHARE_UNITS = 65535
 """Length of a share's device-built unit list."""
@@ -59,25 +62,16 @@ def order_pairs(model: ModelSpec, choices: Choices) -> tuple[tuple[str, str], ..
     return tuple(pair for pair in pairs if set(pair) <= set(placed))
 
 
-def workspace_bytes(model: ModelSpec, bucket: Bucket) -> int:
-    """Shared memory beside the ring: the hungriest kind's activations and partial sums."""
-    rows = min(bucket.rows, ROW_TILE)
-    width = max(layer.mlp.width for layer in model.layers)
-    heads = model.queries_per_kv
-    product = CROSS_WARP_BYTES + 2 * rows * max(model.hidden_size, model.q_size, 2 * width)
-    attention = 2 * heads * model.head_dim + ATTENTION_WARP_GROUPS * heads * (model.head_dim + 2) * 4
-    return max(product, attention)
-
-
 def shared_bytes(model: ModelSpec, bucket: Bucket, choices: Choices) -> int:
     """Shared memory of one block."""
-    return choices.ring.bytes + workspace_bytes(model, bucket) + RESERVED_SHARED_BYTES
+    return choices.ring.bytes + workspace(model, bucket, choices).bytes + RESERVED_SHARED_BYTES
 
 
-def most_stages(model: ModelSpec, bucket: Bucket, copy_bytes: int, chip: HardwareSpec) -> int:
-    """Ring stages that fit beside the workspace."""
-    free = chip.shared_memory_per_block_bytes - workspace_bytes(model, bucket) - RESERVED_SHARED_BYTES
-    return max(free // copy_bytes, 0)
+def most_stages(model: ModelSpec, bucket: Bucket, choices: Choices, chip: HardwareSpec) -> int:
+    """Ring stages of these copies that fit beside the workspace."""
+    ring, each = choices.ring, stage_bytes(model, bucket, choices.rounding, choices.ring.copy_bytes)
+    free = chip.shared_memory_per_block_bytes - shared_bytes(model, bucket, choices)
+    return max(ring.stages + free // each, 0)
 
 
 def least_stages() -> int:
@@ -122,11 +116,12 @@ def _routed(model: ModelSpec) -> bool:
 def _geometry(model: ModelSpec, choices: Choices) -> Iterator[str]:
     splits = choices.rounding.project_k_splits
     multiples = (
-        ("hidden_size", model.hidden_size, UNIT_ROWS),
+        ("hidden_size", model.hidden_size, TILE_COLUMNS),
         ("head_dim", model.head_dim, UNIT_ROWS),
+        ("heads * head_dim", model.q_size, TILE_COLUMNS),
         ("vocab_size", model.vocab_size, UNIT_ROWS),
-        ("hidden_size / project_k_splits", model.hidden_size / splits, UNIT_ROWS),
-        *((f"layer {i} MLP width", layer.mlp.width, UNIT_ROWS) for i, layer in enumerate(model.layers)),
+        ("hidden_size / project_k_splits", model.hidden_size / splits, TILE_COLUMNS),
+        *((f"layer {i} MLP width", layer.mlp.width, TILE_COLUMNS) for i, layer in enumerate(model.layers)),
     )
     for name, value, of in multiples:
         if value % of:
@@ -145,6 +140,22 @@ def _ring(model: ModelSpec, bucket: Bucket, choices: Choices, chip: HardwareSpec
     ring, rounding = choices.ring, choices.rounding
     if ring.copy_bytes % COPY_GRANULE_BYTES:
         yield f"ring.copy_bytes is {ring.copy_bytes}, needed a multiple of {COPY_GRANULE_BYTES}"
+    copy = least_copy_bytes(model, rounding)
+    if ring.copy_bytes < copy:
+        yield (
+            f"ring.copy_bytes is {ring.copy_bytes}, needed at least {copy}: a copy holds a slice of any product, "
+            "a row of the router and a block of keys (rounding.slice_columns makes slices shorter)"
+        )
+    slices = {name: slice_bytes(columns, rounding) for name, columns in products(model, rounding).items()}
+    for name, size in slices.items():
+        if ring.copy_bytes >= copy and ring.copy_bytes % size:
+            yield f"ring.copy_bytes is {ring.copy_bytes}, needed whole slices of {name}, {size} bytes each"
+    pieces = chunk_pieces(model, rounding, ring.copy_bytes)
+    if CONSUMER_WARPS % pieces:
+        yield (
+            f"rounding.chunk_tokens is {rounding.chunk_tokens}: {pieces} pieces of {ring.copy_bytes} bytes, needed 1, "
+            "2, 4 or 8, one a warp"
+        )
     held = least_stages()
     if ring.stages < held:
         yield f"ring.stages is {ring.stages}, needed at least {held}: a run holds {held - 1} while the next copy lands"
@@ -158,7 +169,7 @@ def _ring(model: ModelSpec, bucket: Bucket, choices: Choices, chip: HardwareSpec
         yield f"rounding.chunk_tokens is {rounding.chunk_tokens}, needed whole pages of {rounding.page_tokens} tokens"
     needed, limit = shared_bytes(model, bucket, choices), chip.shared_memory_per_block_bytes
     if needed > limit:
-        fits = most_stages(model, bucket, ring.copy_bytes, chip)
+        fits = most_stages(model, bucket, choices, chip)
         yield (
             f"ring.stages is {ring.stages} x {ring.copy_bytes} bytes: with {needed - ring.bytes} bytes of activations "
             f"and barriers that is {needed} of {limit} bytes of shared memory; at most {fits} stages fit"

@@ -15,6 +15,9 @@ from megakernel.config import Frozen
 UNIT_ROWS = 16
 """Rows of one stored weight unit: the M of `mma.m16n8k16`. Tasks are cut in whole units, never inside one."""
 
+TILE_COLUMNS = 32
+"""Columns of one stored tile of a unit: two K steps of the matrix instruction, 1 KB with its 16 rows."""
+
 PAIRED_COLUMNS = UNIT_ROWS // 2
 """Columns of the gated product in one unit of the up weights: 8 gate rows and the 8 up rows that meet them."""
 
@@ -32,11 +35,13 @@ class Rounding(Frozen):
     Attention is cut in chunks at absolute positions and their partial results are merged in ascending order, so
     that the shares themselves are free. `project_k_splits` cuts Q, K, V products by K; partial sums are added in
     ascending order by their reader. A chunk is whole pages, so that one task alone reads and appends to a page.
+    `slice_columns` is the longest stretch of K that is summed in one accumulator; see `slice_of`.
     """
 
     chunk_tokens: int = Field(default=128, ge=16, le=65536)
     project_k_splits: int = Field(default=1, ge=1, le=8)
     page_tokens: int = Field(default=64, ge=16, le=65536)
+    slice_columns: int = Field(default=256, ge=TILE_COLUMNS, le=256)
 
 
 class Cut(Frozen):
@@ -122,6 +127,17 @@ class Choices(Frozen):
     cut: Cut
     ring: Ring
     interleave: Interleave
+
+
+def slice_of(columns: int, rounding: Rounding) -> int:
+    """Columns of the slices that a product over `columns` of K is summed in: whole tiles, equal, as long as allowed.
+
+    Slices are summed in ascending order, whatever copies bring them and whichever warps take them.
+    """
+    tiles = columns // TILE_COLUMNS
+    return TILE_COLUMNS * max(
+        count for count in range(1, rounding.slice_columns // TILE_COLUMNS + 1) if tiles % count == 0
+    )
 
 
 def deal(units: int, tasks: int) -> list[tuple[int, int]]:

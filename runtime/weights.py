@@ -1,7 +1,9 @@
 """Weights in the layout that tasks read: units of 16 rows, contiguous, in the order in which they are streamed.
 
-One copy, whoever reads it. A unit of the up weights pairs 8 gate rows with the 8 up rows that meet them, so that a
-product and its activation stay in one task; K splits of the projection are whole blocks of units.
+One copy, whoever reads it. A unit is tiles of 16 rows x 32 columns, each 1 KB and row-major: two 16-byte loads a lane
+feed two matrix instructions without bank conflicts, and a prefill reads the tiles in place. A unit of the up weights
+pairs 8 gate rows with the 8 up rows that meet them, so that a product and its activation stay in one task; K splits of
+the projection are whole blocks of units. `units` and `unit_rows` are the only code that knows the layout.
 """
 
 from __future__ import annotations
@@ -13,16 +15,17 @@ import torch
 from torch import Tensor
 
 from megakernel.config import ConfigError
-from megakernel.model import LayerSpec, ModelSpec, RoutedMlp
-from megakernel.tiling import PAIRED_COLUMNS, UNIT_ROWS, Rounding
+from megakernel.model import LayerSpec, ModelSpec, Rope, RoutedMlp
+from megakernel.tiling import PAIRED_COLUMNS, TILE_COLUMNS, UNIT_ROWS, Rounding
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer. Unit tensors are [units, 16, columns]; absent ones are None.
+    """One layer. Unit tensors are [units, columns / 32, 16, 32]; absent ones are None.
 
-    `qkv` [splits * units, 16, hidden / splits], split-major; `up` [experts * width / 8, 16, hidden]; `down`
-    [experts * hidden / 16, 16, width]; `router` [experts, hidden]; norms [hidden] or [head_dim].
+    `qkv` has [splits * units] of hidden / splits columns, split-major; `output` hidden / 16 of heads * head_dim; `up`
+    [experts * width / 8] of hidden; `down` [experts * hidden / 16] of width; `router` [experts, hidden]; norms [hidden]
+    or [head_dim].
     """
 
     input_norm: Tensor
@@ -38,7 +41,7 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class Weights:
-    """A model: `embedding` and `head` are [vocab, hidden], one tensor when tied."""
+    """A model: `embedding` and `head` are vocab / 16 units of hidden columns, one tensor when tied."""
 
     embedding: Tensor
     head: Tensor
@@ -52,10 +55,10 @@ def pack_weights(model: ModelSpec, tensors: Mapping[str, Tensor], rounding: Roun
     ConfigError names a missing tensor or a wrong shape.
     """
     source = _Checkpoint(tensors, dtype)
-    embedding = source.get("model.embed_tokens.weight", (model.vocab_size, model.hidden_size))
+    embedding = units(source.get("model.embed_tokens.weight", (model.vocab_size, model.hidden_size)))
     head = embedding
     if not model.tied_embeddings:
-        head = source.get("lm_head.weight", (model.vocab_size, model.hidden_size))
+        head = units(source.get("lm_head.weight", (model.vocab_size, model.hidden_size)))
     return Weights(
         embedding=embedding,
         head=head,
@@ -65,20 +68,34 @@ def pack_weights(model: ModelSpec, tensors: Mapping[str, Tensor], rounding: Roun
 
 
 def units(matrix: Tensor) -> Tensor:
-    """[rows, columns] as [rows / 16, 16, columns]."""
-    return matrix.reshape(-1, UNIT_ROWS, matrix.shape[1]).contiguous()
+    """[rows, columns] as units [rows / 16, columns / 32, 16, 32]."""
+    rows, columns = matrix.shape
+    tiles = matrix.reshape(rows // UNIT_ROWS, UNIT_ROWS, columns // TILE_COLUMNS, TILE_COLUMNS)
+    return tiles.transpose(1, 2).contiguous()
+
+
+def unit_rows(tiles: Tensor) -> Tensor:
+    """Rows [..., 16, columns] of units [..., columns / 32, 16, 32]."""
+    return tiles.transpose(-3, -2).flatten(-2)
 
 
 def paired_units(gate: Tensor, up: Tensor) -> Tensor:
-    """Gate and up rows [width, columns] as units [width / 8, 16, columns]: 8 gate rows, then their 8 up rows."""
+    """Gate and up rows [width, columns] as width / 8 units: 8 gate rows, then their 8 up rows."""
     columns = gate.shape[1]
     pair = torch.stack([gate.reshape(-1, PAIRED_COLUMNS, columns), up.reshape(-1, PAIRED_COLUMNS, columns)], dim=1)
-    return pair.reshape(-1, UNIT_ROWS, columns).contiguous()
+    return units(pair.reshape(-1, columns))
 
 
 def split_units(matrix: Tensor, splits: int) -> Tensor:
-    """[rows, columns] as [splits * rows / 16, 16, columns / splits]."""
+    """[rows, columns] as splits * rows / 16 units of columns / splits, split after split."""
     return torch.cat([units(part) for part in matrix.chunk(splits, dim=1)])
+
+
+def rotary_table(rope: Rope, positions: int, head_dim: int) -> Tensor:
+    """Cosine and sine [positions, head_dim / 2, 2] in bfloat16: float32 angles, as transformers computes them."""
+    frequency = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim))
+    angle = torch.arange(positions, dtype=torch.float32)[:, None] * frequency
+    return torch.stack([angle.cos(), angle.sin()], dim=-1).to(torch.bfloat16)
 
 
 class _Checkpoint:

@@ -9,7 +9,7 @@ from runtime.reference import ops
 from runtime.reference.memory import Memory
 from runtime.reference.operands import Operands, read_stream, store_columns, tile_rows, unit_columns
 from runtime.sampling import sample
-from runtime.weights import Weights
+from runtime.weights import Weights, unit_rows
 
 
 def run_embed(operands: Operands, memory: Memory, weights: Weights, _loaded: object) -> None:
@@ -17,7 +17,8 @@ def run_embed(operands: Operands, memory: Memory, weights: Weights, _loaded: obj
     out = memory.buffers[operands.outputs[0]]
     for tile in operands.tiles:
         for row in tile_rows(memory, tile):
-            out[row] = weights.embedding[memory.tokens[row]]
+            unit, at = divmod(memory.tokens[row], UNIT_ROWS)
+            out[row] = unit_rows(weights.embedding[unit])[at]
 
 
 def run_head(operands: Operands, memory: Memory, weights: Weights, _loaded: object) -> None:
@@ -30,7 +31,7 @@ def run_head(operands: Operands, memory: Memory, weights: Weights, _loaded: obje
         x = ops.rms_norm(stream, weights.final_norm, model.norm_eps)
         for unit in range(operands.begin, operands.end):
             columns = unit_columns(unit)
-            store_columns(logits, tile, columns, ops.tile_product(weights.head[columns], x) * model.logit_scale)
+            store_columns(logits, tile, columns, ops.tile_product(weights.head[unit], x) * model.logit_scale)
         for row in tile_rows(memory, tile):
             peak = int(torch.argmax(logits[row, begin:end]))
             best[row, operands.share, 0] = logits[row, begin + peak]

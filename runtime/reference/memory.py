@@ -1,16 +1,18 @@
 """Device memory of one table: scratch buffers, the paged KV cache, the rows' state, and counters.
 
-KV pages are contiguous per page and KV head: [page, KV head, K or V, token, head_dim], one pool per layer; a row's page
-ids stand in one table for all layers. `write_kv` and `read_kv` are the only code that knows the layout.
+KV lies in pages (`runtime.kv_pages`): one pool a layer, and one table of page ids for each group of layers.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from megakernel.build import BuiltStep
 from megakernel.workload import ROW_TILE
+from runtime.kv_pages import allocate, layer_groups, read, write
 from runtime.reference.ops import accumulator
 from runtime.sampling import GREEDY, SamplingParams
 
@@ -21,17 +23,19 @@ PARTIAL_RESULTS = ("router", "qkv", "partial", "logits", "best")
 class Memory:
     """Buffers of `step` for a model of `dtype`; scratch starts as NaN, so that a read too early shows."""
 
-    def __init__(self, step: BuiltStep, dtype: torch.dtype, pages: Tensor | None = None) -> None:
-        """`pages` [rows, pages a row] is the page table; rows own consecutive pages unless it says otherwise."""
+    def __init__(self, step: BuiltStep, dtype: torch.dtype, pages: Sequence[Tensor] | None = None) -> None:
+        """`pages` are the groups' tables [rows, pages a row], int64; without them, rows own consecutive pages."""
         model, bucket, rounding = step.model, step.bucket, step.choices.rounding
         self.step, self.dtype = step, dtype
         self.page_tokens = rounding.page_tokens
         pages_per_row = -(-bucket.max_context_tokens // self.page_tokens)
+        windows, self.groups = layer_groups(model)
         if pages is None:
-            pages = torch.arange(bucket.rows * pages_per_row).reshape(bucket.rows, pages_per_row)
-        self.pages = pages
-        shape = (int(pages.max()) + 1, model.num_kv_heads, 2, self.page_tokens, model.head_dim)
-        self.kv = [torch.full(shape, float("nan"), dtype=dtype) for _ in model.layers]
+            own = torch.arange(bucket.rows * pages_per_row).reshape(bucket.rows, pages_per_row)
+            pages = [own] * len(windows)
+        self.pages = tuple(pages)
+        counts = [int(self.pages[group].max()) + 1 for group in self.groups]
+        self.kv = [allocate(model, count, self.page_tokens, dtype).fill_(float("nan")) for count in counts]
         self.tokens = [0] * bucket.rows
         self.positions = [0] * bucket.rows
         self.active = [False] * bucket.rows
@@ -65,15 +69,10 @@ class Memory:
 
     def write_kv(self, layer: int, row: int, head: int, position: int, kv: Tensor) -> None:
         """Store K and V [2, tokens, head_dim] of consecutive tokens from `position` on."""
-        for offset in range(kv.shape[1]):
-            page, slot = divmod(position + offset, self.page_tokens)
-            self.kv[layer][int(self.pages[row, page]), head, :, slot] = kv[:, offset]
+        pool = self.kv[layer][:, head : head + 1]
+        write(pool, self.pages[self.groups[layer]][row], position, kv[:, None])
 
     def read_kv(self, layer: int, row: int, head: int, begin: int, end: int) -> Tensor:
         """K and V [2, tokens, head_dim] of positions `begin` to `end`."""
-        if begin >= end:
-            return self.kv[layer].new_zeros(2, 0, self.kv[layer].shape[-1])
-        first, last = begin // self.page_tokens, (end - 1) // self.page_tokens
-        pages = [self.kv[layer][int(self.pages[row, page]), head] for page in range(first, last + 1)]
-        start = first * self.page_tokens
-        return torch.cat(pages, dim=1)[:, begin - start : end - start].clone()
+        pool = self.kv[layer][:, head : head + 1]
+        return read(pool, self.pages[self.groups[layer]][row], begin, end)[:, 0].clone()

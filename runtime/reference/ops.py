@@ -12,6 +12,7 @@ from torch import Tensor
 
 from megakernel.model import Rope, RoutedMlp
 from megakernel.workload import ROW_TILE
+from runtime.weights import unit_rows
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -27,10 +28,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def tile_product(unit: Tensor, x: Tensor) -> Tensor:
-    """[16, K] unit times a tile [8, K] of rows: [8, 16] in the accumulator's type."""
+    """A unit [K / 32, 16, 32] times a tile [8, K] of rows: [8, 16] in the accumulator's type."""
     assert x.shape[0] == ROW_TILE, f"a tile of {x.shape[0]} rows, products take {ROW_TILE}"
     wide = accumulator(x.dtype)
-    return (x.to(wide)[:, None, :] * unit.to(wide)[None, :, :]).sum(-1)
+    return (x.to(wide)[:, None, :] * unit_rows(unit).to(wide)[None, :, :]).sum(-1)
 
 
 def rotate(x: Tensor, position: int, rope: Rope) -> Tensor:

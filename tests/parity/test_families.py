@@ -23,17 +23,17 @@ TINY = {
 
 COHERE = TINY | {
     "head_dim": 16,
-    "intermediate_size": 24,
+    "intermediate_size": 32,
     "rms_norm_eps": 1e-6,
     "expert_selection_fn": "sigmoid",
     "sliding_window": 8,
     "num_hidden_layers": 6,
     "first_k_dense_replace": 1,
-    "prefix_dense_intermediate_size": 40,
+    "prefix_dense_intermediate_size": 64,
     "logit_scale": 0.25,
 }
 
-QWEN = TINY | {"moe_intermediate_size": 24, "num_hidden_layers": 3}
+QWEN = TINY | {"moe_intermediate_size": 32, "num_hidden_layers": 3}
 
 CASES = [
     ("Cohere2Moe", COHERE),
@@ -46,8 +46,8 @@ CASES = [
     ("Cohere2Moe", COHERE | {"rope_theta": 50000.0, "eos_token_id": None, "dtype": "bfloat16"}),
     ("Qwen3Moe", QWEN),
     ("Qwen3Moe", QWEN | {"head_dim": 16, "tie_word_embeddings": True, "norm_topk_prob": True}),
-    ("Qwen3Moe", QWEN | {"mlp_only_layers": [1], "intermediate_size": 40, "eos_token_id": None}),
-    ("Qwen3Moe", QWEN | {"decoder_sparse_step": 2, "intermediate_size": 40}),
+    ("Qwen3Moe", QWEN | {"mlp_only_layers": [1], "intermediate_size": 64, "eos_token_id": None}),
+    ("Qwen3Moe", QWEN | {"decoder_sparse_step": 2, "intermediate_size": 64}),
     ("Qwen3Moe", QWEN | {"use_sliding_window": True, "sliding_window": 8}),
     ("Qwen3Moe", QWEN | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
 ]

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from megakernel.build import BuiltStep
+from runtime.kv_pages import layer_groups
 from runtime.reference import Interpreter, Memory
 from runtime.weights import pack_weights
 
@@ -23,8 +24,10 @@ def interpreter(model: PreTrainedModel, step: BuiltStep, dtype: torch.dtype, see
     weights = pack_weights(step.model, dict(model.state_dict()), step.choices.rounding, dtype)
     rows = step.bucket.rows
     pages_a_row = -(-step.bucket.max_context_tokens // step.choices.rounding.page_tokens)
-    order = torch.randperm(rows * pages_a_row, generator=torch.Generator().manual_seed(seed))
-    memory = Memory(step, dtype, pages=order.reshape(rows, pages_a_row))
+    generator = torch.Generator().manual_seed(seed)
+    groups = len(layer_groups(step.model)[0])
+    orders = [torch.randperm(rows * pages_a_row, generator=generator) for _ in range(groups)]
+    memory = Memory(step, dtype, pages=[order.reshape(rows, pages_a_row) for order in orders])
     return Interpreter(step.table, memory, weights, seed=seed)
 
 

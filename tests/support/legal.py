@@ -45,11 +45,11 @@ def random_model(rng: random.Random) -> ModelSpec:
         kind="routed",
         num_experts=experts,
         top_k=rng.randint(1, min(experts, 3)),
-        width=rng.choice((16, 32, 48)),
+        width=rng.choice((32, 64, 96)),
         score=rng.choice(("sigmoid", "softmax")),
         renormalise=rng.random() < 0.5,
     )
-    dense = DenseMlp(kind="dense", width=rng.choice((16, 32, 64)))
+    dense = DenseMlp(kind="dense", width=rng.choice((32, 64, 96)))
     num_layers, num_dense = rng.randint(1, 4), rng.choice((0, 0, 1, 1, 4))
     layers = [
         LayerSpec(
@@ -61,8 +61,8 @@ def random_model(rng: random.Random) -> ModelSpec:
     ]
     kv_heads = rng.choice((1, 2))
     return ModelSpec(
-        family="random", block=rng.choice(("parallel", "sequential")), hidden_size=rng.choice((32, 64, 96)),
-        num_heads=kv_heads * rng.choice((1, 2, 4)), num_kv_heads=kv_heads, head_dim=rng.choice((16, 32)),
+        family="random", block=rng.choice(("parallel", "sequential")), hidden_size=rng.choice((64, 128)),
+        num_heads=kv_heads * rng.choice((2, 4)), num_kv_heads=kv_heads, head_dim=rng.choice((16, 32)),
         qk_norm=rng.random() < 0.5, norm_eps=1e-6, vocab_size=16 * rng.randint(1, 20),
         tied_embeddings=rng.random() < 0.5, logit_scale=1.0, max_context_tokens=128, eos_token_ids=(0,),
         layers=tuple(layers),
@@ -84,7 +84,10 @@ def random_choices(model: ModelSpec, num_sms: int, rng: random.Random) -> Choice
     )
     choices = Choices(
         rounding=Rounding(
-            chunk_tokens=page * rng.randint(1, 3), page_tokens=page, project_k_splits=rng.choice((1, 1, 2))
+            chunk_tokens=page * rng.randint(1, 3),
+            page_tokens=page,
+            project_k_splits=rng.choice((1, 1, 2)),
+            slice_columns=32,
         ),
         cut=Cut(**{name: rng.randint(1, rng.choice((2, 6, 24))) for name in Cut.model_fields}),
         ring=Ring(

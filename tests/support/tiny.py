@@ -174,7 +174,7 @@ def disjoint_boxes(shape: tuple[int, ...], size: int, rng: random.Random) -> lis
 def toy_choices(rng: random.Random, most_tasks: int = 2) -> Choices:
     """Operators cut into few tasks; the order is nobody's business here."""
     return Choices(
-        rounding=Rounding(chunk_tokens=16, page_tokens=16),
+        rounding=Rounding(chunk_tokens=16, page_tokens=16, slice_columns=32),
         cut=Cut(**{name: rng.choice((1, rng.randint(1, most_tasks))) for name in Cut.model_fields}),
         ring=Ring(copy_bytes=1024, stages=rng.randint(3, 6), in_flight_cap_bytes=rng.choice((None, 1024, 2048))),
         interleave=Interleave(order=("project",), router_with_project=rng.random() < 0.5),
@@ -183,8 +183,8 @@ def toy_choices(rng: random.Random, most_tasks: int = 2) -> Choices:
 
 def toy_model(rng: random.Random, layers: int) -> ModelSpec:
     """Layers of a few columns, parallel or sequential, dense or routed."""
-    dense = DenseMlp(kind="dense", width=16)
-    routed = RoutedMlp(kind="routed", num_experts=4, top_k=2, width=16, score="softmax", renormalise=True)
+    dense = DenseMlp(kind="dense", width=32)
+    routed = RoutedMlp(kind="routed", num_experts=4, top_k=2, width=32, score="softmax", renormalise=True)
     rope = Rope(theta=1e4, pairing="half")
     specs = [
         LayerSpec(window_tokens=rng.choice((None, 8)), rope=rope, mlp=rng.choice((dense, routed, routed)))

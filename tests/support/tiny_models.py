@@ -22,7 +22,7 @@ def cohere2_moe(layers: int = 5, *, dtype: torch.dtype = torch.float64, seed: in
         vocab_size=192, hidden_size=64, intermediate_size=32, num_hidden_layers=layers, num_attention_heads=4,
         num_key_value_heads=2, head_dim=16, max_position_embeddings=512, sliding_window=WINDOW, layer_types=kinds,
         num_experts=8, num_experts_per_tok=3, expert_selection_fn="sigmoid", norm_topk_prob=False,
-        first_k_dense_replace=1, prefix_dense_intermediate_size=48, rms_norm_eps=1e-6, logit_scale=0.5,
+        first_k_dense_replace=1, prefix_dense_intermediate_size=96, rms_norm_eps=1e-6, logit_scale=0.5,
         eos_token_id=1, pad_token_id=0, bos_token_id=2,
     )  # fmt: skip
     return _random(Cohere2MoeForCausalLM, config, dtype, seed)
@@ -64,7 +64,7 @@ def choices_for(spec: ModelSpec, **interleave: object) -> Choices:
         order = ("project", "attend", "merge", "output", "route", "up", "down")
         settings = {"order": order, "router_with_project": False}
     return Choices(
-        rounding=Rounding(chunk_tokens=16, page_tokens=16),
+        rounding=Rounding(chunk_tokens=16, page_tokens=16, slice_columns=32),
         cut=Cut(project=5, attend=4, merge=3, output=3, up=4, down=4, head=5, route=2),
         ring=Ring(copy_bytes=1024, stages=8, in_flight_cap_bytes=4096),
         interleave=Interleave.model_validate({**settings, **interleave}),

@@ -49,7 +49,8 @@ def bytes_of_partial_chunks(model: ModelSpec, contexts: tuple[int, ...], chunk: 
 @pytest.mark.parametrize("name", ["north", "qwen"])
 def test_bytes_are_those_of_the_roofline_but_for_what_passes_by_the_ring_and_whole_chunks(name, contexts):
     model = north.model() if name == "north" else qwen()
-    step = short_step(model=model, bucket=TWO_ROWS, layers=5)
+    ring = north.choices("hand").ring.model_copy(update={"stages": 20})  # two rows leave less room
+    step = short_step(model=model, bucket=TWO_ROWS, layers=5, ring=ring)
     workload = Workload(contexts=contexts)
     (state,) = draw_states(step.model, workload, draws=1, seed=7)
     program = lower_program(step, state, north.chip()).program
