@@ -1,7 +1,7 @@
 // The persistent loop. Every block walks its list of records, step after step, in three roles that share nothing but
-// shared memory: a warp that plans loads, several records ahead; a thread that issues their copies; and warps that run. A
-// record goes through the phases that simulator, interpreter and timeline name alike: load wait, load, run wait, run,
-// arrive.
+// shared memory: a warp that plans loads, several records ahead; a thread that issues their copies; and warps that run.
+// A fourth warp watches that nobody waits for ever. A record goes through the phases that simulator, interpreter and
+// timeline name alike: load wait, load, run wait, run, arrive.
 //
 // The two waits are the loop's; what a kind loads and runs is the kind's. A run begins only after its own record's load
 // waits were met, so it knows all that its load knew.
@@ -11,6 +11,7 @@
 #include "core/plan.cuh"
 #include "core/trace.cuh"
 #include "ptx/elect.cuh"
+#include "ptx/registers.cuh"
 #include "tasks/dispatch.cuh"
 
 namespace mk {
@@ -39,7 +40,7 @@ class Planner {
     uint32_t planned = 0;
     bool goes_on = true;
     for (uint32_t step = 0; step < launch.num_steps && goes_on; ++step) {
-      for (uint32_t index = 0; index < context_.records; ++index) {
+      for (uint32_t index = 0; index < context_.records(); ++index) {
         if (!plan(launch.first_step + step, index)) {
           goes_on = false;
           break;
@@ -56,38 +57,51 @@ class Planner {
   __device__ __forceinline__ bool plan(uint32_t step, uint32_t index) {
     core::Shared& shared = context_.shared;
     core::Slot& slot = shared.slots[cursor_.slot];
+    if (context_.lane == 0) core::note_record(context_, step, index, abi::kNone);
     const uint32_t done = ptx::shared_address(&shared.done[cursor_.slot]);
     if (!core::await(
             context_, [&] { return ptx::mbarrier_try_wait(done, cursor_.parity ^ 1); },
-            [&] { return core::Waiting{abi::Place::kRecordSlot, step, index, abi::kNone, abi::kNone, 0}; })) {
+            [] { return core::Waiting{abi::Place::kRecordSlot, 0}; })) {
       return false;
     }
     fetch_.put(slot, step, index);
     const abi::Record& record = slot.record;
+    if (context_.lane == 0) core::note_record(context_, step, index, record.task);
     if (!tasks::is_built(record.kind)) {
       if (context_.lane == 0) {
-        const core::Waiting unbuilt{abi::Place::kLoad, step, index, record.task, abi::kNone, record.kind};
-        core::give_up(&shared.launch, context_.sm, abi::Stop::kUnbuilt, unbuilt, 0, 0);
+        const core::Waiting unbuilt{abi::Place::kLoad, record.kind};
+        core::Note& own = shared.notes[context_.role];
+        core::note(own, unbuilt);
+        own.state = core::kUnbuilt;
       }
       return false;
     }
     if (!core::await_loads(context_, slot)) return false;
     core::stamp(context_, slot, &abi::Trace::load_start);
     core::spend(context_.launch().load_cycles[record.kind]);
+    const auto kind = static_cast<abi::TaskKind>(record.kind);
+    const bool is_up = kind == abi::TaskKind::kUp;
+    if (!spec::kLinearWalk && slot.layer.num_experts != 0 && (is_up || kind == abi::TaskKind::kDown)) {
+      live_.route(slot, slot.inputs[is_up ? 2 : 1]);
+    }
+    tasks::find_units(context_, slot, live_);
     queue_.begin(cursor_.slot);
-    return tasks::dispatch(record.kind, [&](auto task) {
-      core::Count count;
-      decltype(task)::walk(context_, slot, live_, count);
-      publish(slot, count);
-      return decltype(task)::walk(context_, slot, live_, queue_);
-    });
+    queue_.counts = !tasks::count(context_, slot, queue_);
+    if (!queue_.counts) publish(slot);
+#pragma unroll 1
+    for (;;) {
+      if (!tasks::walk(context_, slot, live_, queue_)) return false;
+      if (!queue_.counts) return true;
+      publish(slot);
+      queue_.counts = false;
+    }
   }
 
   // Hands the record to the consumers, before its first copy: their waits need not wait for room in the ring.
-  __device__ __forceinline__ void publish(core::Slot& slot, const core::Count& count) {
+  __device__ __forceinline__ void publish(core::Slot& slot) {
     if (context_.lane == 0) {
-      slot.copies = count.copies;
-      if constexpr (spec::kTrace) slot.trace.bytes = count.bytes;
+      slot.copies = queue_.copies;
+      if constexpr (spec::kTrace) slot.trace.bytes = queue_.bytes;
     }
     __syncwarp();
     if (context_.lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&context_.shared.ready[cursor_.slot]));
@@ -103,12 +117,12 @@ class Planner {
 // Run wait, run, arrive: one warp of the consumers.
 class Consumer {
  public:
-  __device__ explicit Consumer(const core::Context& context) : context_(context), reader_(context) {}
+  __device__ explicit Consumer(const core::Context& context) : context_(context), tools_(context) {}
 
   __device__ __forceinline__ void run() {
     const abi::Launch& launch = context_.launch();
     for (uint32_t step = 0; step < launch.num_steps; ++step) {
-      for (uint32_t index = 0; index < context_.records; ++index) {
+      for (uint32_t index = 0; index < context_.records(); ++index) {
         if (!run_record(launch.first_step + step, index)) {
           leave();
           return;
@@ -124,24 +138,25 @@ class Consumer {
   __device__ __forceinline__ bool run_record(uint32_t step, uint32_t index) {
     core::Shared& shared = context_.shared;
     core::Slot& slot = shared.slots[cursor_.slot];
+    if (context_.lane == 0) core::note_record(context_, step, index, abi::kNone);
     const uint32_t ready = ptx::shared_address(&shared.ready[cursor_.slot]);
     if (!core::await(
             context_, [&] { return ptx::mbarrier_try_wait(ready, cursor_.parity); },
-            [&] { return core::Waiting{abi::Place::kRecord, step, index, abi::kNone, abi::kNone, 0}; })) {
+            [] { return core::Waiting{abi::Place::kRecord, 0}; })) {
       return false;
     }
     core::stamp(context_, slot, &abi::Trace::run_wait);
+    if (context_.lane == 0) core::note_record(context_, step, index, slot.record.task);
     if (!await_runs(slot)) return false;
     core::stamp(context_, slot, &abi::Trace::run_start);
-    if (!tasks::dispatch(slot.record.kind, [&](auto task) { return decltype(task)::run(context_, slot, reader_); })) {
-      return false;
-    }
+    if (!tasks::run(context_, slot, tools_)) return false;
+    tools_.reader.skip(slot.copies);
     end(slot);
     return true;
   }
 
-  // The first kPollers warps poll the counters, each at its own moments; the first to see them all lets the others go on
-  // through shared memory. More pollers see an arrival earlier, but all of the card's polls meet in one place.
+  // The first kPollers warps poll the counters, each at its own moments; the first to see them all lets the others go
+  // on through shared memory. More pollers see an arrival earlier, but all of the card's polls meet in one place.
   __device__ __forceinline__ bool await_runs(core::Slot& slot) {
     const abi::Record& record = slot.record;
     if (record.num_run_waits == 0) return true;
@@ -158,7 +173,7 @@ class Consumer {
           }
           return poll.look();
         },
-        [&] { return poll.waiting(slot, abi::Place::kRunWait); }, [&] { return poll.value; });
+        [&] { return poll.waiting(abi::Place::kRunWait); });
     __syncwarp();
     if (met && polls && context_.lane == 0) ptx::store_release_shared(go, 1);
     return met;
@@ -167,8 +182,12 @@ class Consumer {
   // The last warp to end the run arrives for the block; every warp gives the slot back.
   __device__ __forceinline__ void end(core::Slot& slot) {
     __syncwarp();
+    if constexpr (spec::kTrace && !spec::kStreaming) {
+      if (context_.lane == 0) slot.trace.landed = core::trace_time(context_);  // the last warp's stays
+    }
+    const uint32_t ended = tools_.written.settled();
     if (context_.lane != 0) return;
-    if (ptx::add_shared(slot.run_warps, 1) == spec::kConsumerWarps - 1) {
+    if (ptx::add_shared(slot.run_warps, ended) == spec::kConsumerWarps - 1) {
       const abi::Launch& launch = context_.launch();
       core::arrive(launch, slot.record.arrive);
       context_.shared.arrived = ran_ + 1;
@@ -186,7 +205,7 @@ class Consumer {
   }
 
   const core::Context& context_;
-  core::Reader reader_;
+  tasks::Tools tools_;
   SlotCursor cursor_;
   uint32_t ran_ = 0;
 };
@@ -198,8 +217,13 @@ __device__ __forceinline__ void prepare(core::Shared& shared, const abi::Launch*
   for (uint32_t word = thread; word < sizeof(abi::Launch) / sizeof(uint32_t); word += spec::kBlockThreads) {
     to[word] = from[word];
   }
+  auto* work = reinterpret_cast<uint32_t*>(&shared.work);
+  for (uint32_t word = thread; word < sizeof(core::Workspace) / sizeof(uint32_t); word += spec::kBlockThreads)
+    work[word] = 0;
   if (thread == 0) {
-    shared.arrived = shared.queued = shared.taken = 0;
+    shared.stop = shared.left = 0;
+    for (uint32_t role = 0; role < core::kRoles; ++role) shared.notes[role].state = core::kRuns;
+    shared.arrived = shared.queued = shared.taken = shared.issued = 0;
     for (uint32_t stage = 0; stage < spec::kStages; ++stage) {
       ptx::mbarrier_init(ptx::shared_address(&shared.landed[stage]), 1);
       ptx::mbarrier_init(ptx::shared_address(&shared.freed[stage]), 1);
@@ -208,7 +232,18 @@ __device__ __forceinline__ void prepare(core::Shared& shared, const abi::Launch*
       ptx::mbarrier_init(ptx::shared_address(&shared.ready[slot]), 1);
       ptx::mbarrier_init(ptx::shared_address(&shared.done[slot]), spec::kConsumerWarps);
     }
+    ptx::mbarrier_init(ptx::shared_address(&shared.consumers), spec::kConsumerWarps);
+    for (uint32_t team = 0; team < spec::kTeams; ++team) {
+      ptx::mbarrier_init(ptx::shared_address(&shared.teams[team]), spec::kConsumerWarps / spec::kTeams);
+    }
     ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (thread == 0) {
+    shared.work.x_input = abi::kNone;  // nothing is staged
+    const auto* offsets = core::at<const uint32_t>(shared.launch.offsets) + blockIdx.x;
+    shared.list_begin = offsets[0];
+    shared.list_records = offsets[1] - offsets[0];
   }
   __syncthreads();
 }
@@ -229,17 +264,27 @@ __device__ __forceinline__ void decode_steps(core::Shared& shared, const abi::La
     }
   }
   if constexpr (spec::kTrace) __syncthreads();
-  const auto* offsets = core::at<const uint32_t>(launch.offsets);
-  const core::Context context{
-      shared, sm, offsets[sm], offsets[sm + 1] - offsets[sm], threadIdx.x % spec::kWarpThreads, runs ? warp : 0,
-  };
-  if (context.records == 0) return;
+  const core::Context context{shared, sm, threadIdx.x % spec::kWarpThreads, runs ? warp : 0,
+                              min(warp, core::kRoles - 1)};
+  if (context.records() == 0) return;
   if (runs) {
+    if constexpr (spec::kMovesRegisters) ptx::take_registers<spec::kManyRegisters>();
     Consumer(context).run();
-  } else if (warp == spec::kConsumerWarps) {
-    Planner(context).run();
-  } else if (ptx::elect_one()) {
-    core::Issuer(context).run();
+  } else {
+    if constexpr (spec::kMovesRegisters) ptx::give_registers<spec::kFewRegisters>();
+    if (warp == spec::kConsumerWarps) {
+      Planner(context).run();
+    } else if (warp == spec::kConsumerWarps + 1) {
+      if (ptx::elect_one()) core::Issuer(context).run();
+      __syncwarp();
+    } else if (warp == spec::kConsumerWarps + 2) {
+      core::Watch(context).run();
+    }
+  }
+  if (warp < core::kRoles && context.lane == 0) {
+    core::Note& own = shared.notes[context.role];
+    if (own.state == core::kRuns) own.state = core::kLeft;
+    ptx::add_shared(shared.left, 1);
   }
   if constexpr (spec::kTrace) {
     if (threadIdx.x == 0) {

@@ -7,12 +7,14 @@ namespace mk::core {
 
 struct Context {
   Shared& shared;
-  uint32_t sm;       // list of records
-  uint32_t begin;    // first record of the list
-  uint32_t records;  // in the list
+  uint32_t sm;  // list of records
   uint32_t lane;
   uint32_t warp;  // among the consumers
+  uint32_t role;  // see kRoles
 
+  // First record of the list, and how many it has.
+  __device__ __forceinline__ uint32_t begin() const { return shared.list_begin; }
+  __device__ __forceinline__ uint32_t records() const { return shared.list_records; }
   __device__ __forceinline__ const abi::Launch& launch() const { return shared.launch; }
 };
 

@@ -1,7 +1,7 @@
 // The planner's view of its list: records come from memory two ahead, so that no plan waits for a record.
 //
-// A record is 32 words, one a lane. What depends on it - the layer's addresses, the totals of the counters it waits for -
-// is asked for when the record has come, and used when the record's turn is there.
+// A record is 32 words, one a lane. What depends on it - the layer's addresses, the totals of the counters it waits for
+// - is asked for when the record has come, and used when the record's turn is there.
 #pragma once
 #include "core/counters.cuh"
 
@@ -11,6 +11,11 @@ inline constexpr uint32_t kRecordWords = sizeof(abi::Record) / sizeof(uint32_t);
 inline constexpr uint32_t kLayerWords = sizeof(abi::Layer) / sizeof(uint32_t);
 inline constexpr uint32_t kFirstWaitWord = offsetof(abi::Record, load_waits) / sizeof(uint32_t);
 inline constexpr uint32_t kWaitWords = sizeof(abi::Wait) / sizeof(uint32_t);
+inline constexpr uint32_t kFirstBufferWord = offsetof(abi::Record, inputs) / sizeof(uint32_t);
+inline constexpr uint32_t kBuffers = abi::kMaxInputs + abi::kMaxOutputs;
+static_assert(offsetof(abi::Record, inputs) % 4 == 0 &&
+              offsetof(abi::Record, outputs) == offsetof(abi::Record, inputs) + abi::kMaxInputs * 2);
+static_assert(offsetof(Slot, outputs) == offsetof(Slot, inputs) + sizeof(uint64_t) * abi::kMaxInputs);
 static_assert(kRecordWords == spec::kWarpThreads, "one word a lane");
 static_assert(kLayerWords <= spec::kWarpThreads);
 static_assert(kWaitWords == 2 && offsetof(abi::Wait, counter) == 0 && offsetof(abi::Wait, need) == 4);
@@ -28,7 +33,7 @@ class Fetch {
   __device__ __forceinline__ void put(Slot& slot, uint32_t step, uint32_t index) {
     const uint32_t lane = context_.lane;
     reinterpret_cast<uint32_t*>(&slot.record)[lane] = word_;
-    if (lane < kLayerWords) reinterpret_cast<uint32_t*>(&context_.shared.layer)[lane] = layer_;
+    if (lane < kLayerWords) reinterpret_cast<uint32_t*>(&slot.layer)[lane] = layer_;
     const uint32_t need = __shfl_down_sync(kAllLanes, word_, 1);
     if (lane >= kFirstWaitWord && (lane - kFirstWaitWord) % kWaitWords == 0) {
       const uint32_t wait = (lane - kFirstWaitWord) / kWaitWords;
@@ -39,6 +44,7 @@ class Fetch {
         slot.run_targets[wait - abi::kMaxLoadWaits] = target;
       }
     }
+    if (lane < kBuffers) slot.inputs[lane] = address_;
     if (lane == 0) {
       slot.step = step;
       slot.index = index;
@@ -54,11 +60,11 @@ class Fetch {
 
  private:
   __device__ __forceinline__ uint32_t next(uint32_t index) const {
-    return index + 1 < context_.records ? index + 1 : 0;
+    return index + 1 < context_.records() ? index + 1 : 0;
   }
 
   __device__ __forceinline__ uint32_t word(uint32_t index) const {
-    const uint32_t* record = at<const uint32_t>(context_.launch().records) + (context_.begin + index) * kRecordWords;
+    const uint32_t* record = at<const uint32_t>(context_.launch().records) + (context_.begin() + index) * kRecordWords;
     return record[context_.lane];
   }
 
@@ -75,13 +81,20 @@ class Fetch {
     const uint32_t counter = word_ & 0xffff;
     const bool is_wait = context_.lane >= kFirstWaitWord && (context_.lane - kFirstWaitWord) % kWaitWords == 0;
     if (is_wait && counter < spec::kNumCounters) total_ = at<const uint32_t>(launch.totals)[counter];
+    const uint32_t pair = __shfl_sync(kAllLanes, word_, kFirstBufferWord + min(context_.lane, kBuffers - 1) / 2);
+    const uint32_t buffer = context_.lane % 2 == 0 ? pair & 0xffff : pair >> 16;
+    address_ = 0;
+    if (!spec::kLinearWalk && context_.lane < kBuffers && buffer != abi::kNone) {
+      address_ = at<const uint64_t>(launch.buffers)[buffer];
+    }
   }
 
   const Context& context_;
-  uint32_t coming_;  // word of the record after the next
-  uint32_t word_;    // word of the next record
-  uint32_t layer_;   // word of its layer
-  uint32_t total_;   // total of the counter that this lane's word names
+  uint32_t coming_;   // word of the record after the next
+  uint32_t word_;     // word of the next record
+  uint32_t layer_;    // word of its layer
+  uint32_t total_;    // total of the counter that this lane's word names
+  uint64_t address_;  // of buffer `lane` of the record
 };
 
 }  // namespace mk::core

@@ -1,7 +1,10 @@
-// Every spin of the kernel: a deadline, the abort word, and the report of the first block that gave up.
+// Every spin of the kernel: a note of what it waits for, and the watch that reads the notes.
 //
-// A deadline counts only once every block has reported present: before, it starts again. All lanes of a warp wait together
-// and agree on the outcome, so that no lane is left behind in a later warp instruction.
+// A wait that lasts is noted in shared memory, and goes on until it is met or the block is told to stop. One warp of
+// the block does nothing but watch: it looks at the notes, the deadline and the card's abort word, and tells the block
+// to stop. So a wait is a few instructions, in a kernel whose instructions hardly fit their caches. A deadline counts
+// only once every block has reported present. All lanes of a warp wait together and agree on the outcome, so that no
+// lane is left behind in a later warp instruction.
 #pragma once
 #include "core/context.cuh"
 #include "ptx/fence.cuh"
@@ -10,90 +13,131 @@
 namespace mk::core {
 
 inline constexpr uint32_t kAllLanes = 0xffffffffu;
-inline constexpr uint32_t kTriesPerCheck = 64;
+inline constexpr uint32_t kTriesPerLook = 16;  // at whether to stop
 
 // What a thread waits for, for the report.
 struct Waiting {
   abi::Place place;
-  uint32_t step;
-  uint32_t index;  // of the record in the list
-  uint32_t task;
-  uint32_t counter;  // kNone: none
-  uint32_t wanted;
+  uint32_t wanted;                // value of a counter, or a number that the place explains
+  uint32_t counter = abi::kNone;  // none
 };
 
-// Takes the abort word; the first to take it writes the report, for the host to read even if nothing else comes back.
-//
-// This and the next function are slow paths, out of line and with all arguments by value: an address that escaped would
-// make the loop reload its own variables around every barrier.
-__device__ __noinline__ void give_up(const abi::Launch* launch, uint32_t sm, abi::Stop stop, Waiting waiting,
-                                     uint32_t seen, uint64_t waited_cycles) {
-  if (ptx::compare_swap_gpu(at<uint32_t>(launch->abort), 0, 1) != 0) return;
-  auto* report = at<volatile abi::Report>(launch->report);
-  report->place = static_cast<uint32_t>(waiting.place);
-  report->sm = sm;
-  report->step = waiting.step;
-  report->record = waiting.index;
-  report->task = waiting.task;
-  report->counter = waiting.counter;
-  report->wanted = waiting.wanted;
-  report->seen = seen;
-  report->present = ptx::load_relaxed_gpu(at<uint32_t>(launch->present));
-  report->waited_cycles = waited_cycles;
-  ptx::fence_system();
-  report->stop = static_cast<uint32_t>(stop);  // last: the report is whole once this is set
-  ptx::fence_system();
+// Says which record a role is at; waits then need not. By one thread.
+__device__ __forceinline__ void note_record(const Context& context, uint32_t step, uint32_t index, uint32_t task) {
+  Note& own = context.shared.notes[context.role];
+  own.step = step;
+  own.index = index;
+  own.task = task;
 }
 
-inline constexpr uint64_t kStopWaiting = 0;
-
-// Called now and then by one thread that waits: when its wait counts from, or kStopWaiting because somebody gave up or
-// this wait is over its deadline.
-__device__ __noinline__ uint64_t out_of_patience(const abi::Launch* launch, uint32_t sm, Waiting waiting, uint32_t seen,
-                                                 uint64_t since) {
-  if (ptx::load_relaxed_gpu(at<uint32_t>(launch->abort)) != 0) return kStopWaiting;
-  const uint64_t now = ptx::clock();
-  if (now - since <= launch->deadline_cycles) return since;
-  if (ptx::load_relaxed_gpu(at<uint32_t>(launch->present)) != spec::kNumSms) return now;
-  give_up(launch, sm, abi::Stop::kLate, waiting, seen, now - since);
-  return kStopWaiting;
+__device__ __forceinline__ void note(Note& to, const Waiting& waiting) {
+  to.what = {static_cast<uint32_t>(waiting.place) << 16 | waiting.counter, waiting.wanted};
 }
 
-// Waits until `ready()` holds in all lanes of a warp; false when the kernel is to be left. `describe()` and `seen()` are for
-// the report, and cost nothing before; the first lane that is not ready makes it.
-template <class Ready, class Describe, class Seen>
-__device__ __forceinline__ bool await(const Context& context, Ready&& ready, Describe&& describe, Seen&& seen) {
-  if (__all_sync(kAllLanes, ready())) return true;
-  uint64_t since = ptx::clock();
+__device__ __forceinline__ bool must_stop(const Context& context) {
+  return ptx::load_acquire_shared(ptx::shared_address(&context.shared.stop)) != 0;
+}
+
+// Waits until `ready()` holds in all lanes of a warp; false when the kernel is to be left. `describe()` is for the
+// note, made by the first lane that is not ready.
+template <class Ready, class Describe>
+__device__ __forceinline__ bool await(const Context& context, Ready&& ready, Describe&& describe) {
+#pragma unroll 1
   for (uint32_t tries = 1;; ++tries) {
     const uint32_t unready = __ballot_sync(kAllLanes, !ready());
     if (unready == 0) return true;
-    if (tries % kTriesPerCheck == 0) {
-      const uint32_t first = __ffs(unready) - 1;
-      if (context.lane == first) since = out_of_patience(&context.shared.launch, context.sm, describe(), seen(), since);
-      since = __shfl_sync(kAllLanes, since, first);
-      if (since == kStopWaiting) return false;
+    if (tries % kTriesPerLook == 0) {
+      if (context.lane == __ffs(unready) - 1) note(context.shared.notes[context.role], describe());
+      if (__any_sync(kAllLanes, must_stop(context))) return false;
     }
   }
-}
-
-template <class Ready, class Describe>
-__device__ __forceinline__ bool await(const Context& context, Ready&& ready, Describe&& describe) {
-  return await(context, ready, describe, [] { return 0u; });
 }
 
 // The same for a thread on its own.
 template <class Ready, class Describe>
 __device__ __forceinline__ bool await_alone(const Context& context, Ready&& ready, Describe&& describe) {
-  if (ready()) return true;
-  uint64_t since = ptx::clock();
+#pragma unroll 1
   for (uint32_t tries = 1;; ++tries) {
     if (ready()) return true;
-    if (tries % kTriesPerCheck == 0) {
-      since = out_of_patience(&context.shared.launch, context.sm, describe(), 0, since);
-      if (since == kStopWaiting) return false;
+    if (tries % kTriesPerLook == 0) {
+      note(context.shared.notes[context.role], describe());
+      if (must_stop(context)) return false;
     }
   }
 }
+
+// The watch: one warp, a lane a role. A role whose note has not changed for as long as the deadline waits in vain.
+// Leaves when all roles have left, or when it has told them to.
+class Watch {
+ public:
+  __device__ explicit Watch(const Context& context) : context_(context), since_(ptx::clock()) {}
+
+  __device__ __forceinline__ void run() {
+    Shared& shared = context_.shared;
+    const uint32_t left = ptx::shared_address(&shared.left);
+#pragma unroll 1
+    while (ptx::load_acquire_shared(left) < kRoles) {
+      const bool aborted = ptx::load_relaxed_gpu(at<uint32_t>(context_.launch().abort)) != 0;
+      const uint32_t overdue = __ballot_sync(kAllLanes, is_overdue());
+      if (aborted || overdue != 0) {
+        if (!aborted && context_.lane == __ffs(overdue) - 1) report(shared.notes[context_.lane]);
+        __syncwarp();
+        if (context_.lane == 0) ptx::store_release_shared(ptx::shared_address(&shared.stop), 1);
+        return;
+      }
+      ptx::pause(kPauseNs);
+    }
+  }
+
+ private:
+  static constexpr uint32_t kPauseNs = 500;
+
+  // Whether this lane's role has waited too long, or has given up.
+  __device__ __forceinline__ bool is_overdue() {
+    if (context_.lane >= kRoles) return false;
+    const volatile Note& own = context_.shared.notes[context_.lane];
+    if (own.state == kUnbuilt) return true;
+    const uint64_t now = ptx::clock();
+    const uint32_t step = own.step, index = own.index, what = own.what.x, wanted = own.what.y;
+    const bool moves = step != step_ || index != index_ || what != what_ || wanted != wanted_;
+    if (own.state == kLeft || moves ||
+        ptx::load_relaxed_gpu(at<uint32_t>(context_.launch().present)) != spec::kNumSms) {
+      since_ = now;
+      step_ = step;
+      index_ = index;
+      what_ = what;
+      wanted_ = wanted;
+      return false;
+    }
+    return now - since_ > context_.launch().deadline_cycles;
+  }
+
+  // Takes the abort word; the first block to take it writes the report, for the host to read even if nothing else comes
+  // back.
+  __device__ __forceinline__ void report(const Note& of) {
+    const abi::Launch& launch = context_.launch();
+    if (ptx::compare_swap_gpu(at<uint32_t>(launch.abort), 0, 1) != 0) return;
+    auto* report = at<volatile abi::Report>(launch.report);
+    report->place = of.what.x >> 16;
+    report->sm = context_.sm;
+    report->step = of.step;
+    report->record = of.index;
+    report->task = of.task;
+    const uint32_t counter = of.what.x & 0xffff;
+    report->counter = counter;
+    report->wanted = of.what.y;
+    const bool counts = counter < spec::kNumCounters;
+    report->seen = counts ? ptx::load_relaxed_gpu(at<uint32_t>(launch.counters) + counter * spec::kCounterStride) : 0;
+    report->present = ptx::load_relaxed_gpu(at<uint32_t>(launch.present));
+    report->waited_cycles = ptx::clock() - since_;
+    ptx::fence_system();
+    report->stop = static_cast<uint32_t>(of.state == kUnbuilt ? abi::Stop::kUnbuilt : abi::Stop::kLate);
+    ptx::fence_system();  // the stop is last: the report is whole once it is set
+  }
+
+  const Context& context_;
+  uint64_t since_;  // this lane's role has not moved
+  uint32_t step_ = 0, index_ = 0, what_ = 0, wanted_ = 0;
+};
 
 }  // namespace mk::core

@@ -1,52 +1,44 @@
-// What the planner does with a record's load: first it counts the copies, for the consumers, then it queues them.
+// What the planner does with a record's load.
 #pragma once
 #include "core/patience.cuh"
 
 namespace mk::core {
 
-// A load that is only counted.
-struct Count {
-  static constexpr bool kNeedsAddress = false;
-
-  __device__ __forceinline__ bool operator()(const Pieces& pieces) {
-    copies += pieces.copies();
-    bytes += pieces.bytes;
-    return true;
-  }
-
-  uint32_t copies = 0;
-  uint32_t bytes = 0;
-};
-
-// The queue from planner to issuer. All lanes of the planner's warp call.
+// The queue from planner to issuer. All lanes of the planner's warp call. A load is walked twice by the same code: once
+// to be counted, once to be queued.
 class Queue {
  public:
-  static constexpr bool kNeedsAddress = true;
-
   __device__ explicit Queue(const Context& context) : context_(context) {}
+
+  bool counts = true;   // pieces are counted, and need no address
+  uint32_t copies = 0;  // counted
+  uint32_t bytes = 0;
 
   // Names the record that the next pieces are for.
   __device__ __forceinline__ void begin(uint32_t slot) {
     slot_ = slot;
     is_first_ = 1;
+    copies = bytes = 0;
   }
 
-  // Queues a run of copies; false when the kernel is to be left.
+  // Counts or queues a run of copies; false when the kernel is to be left.
   __device__ __forceinline__ bool operator()(Pieces pieces) {
+    if (counts) {
+      copies += pieces.copies();
+      bytes += pieces.bytes;
+      return true;
+    }
     Shared& shared = context_.shared;
     const uint32_t taken = ptx::shared_address(&shared.taken);
     if (!await(
             context_, [&] { return queued_ - ptx::load_acquire_shared(taken) < spec::kQueue; },
-            [&] {
-              const Slot& slot = shared.slots[slot_];
-              return Waiting{abi::Place::kLoad, slot.step, slot.index, slot.record.task, abi::kNone, queued_};
-            })) {
+            [&] { return Waiting{abi::Place::kLoad, queued_}; })) {
       return false;
     }
     ++queued_;
     if (context_.lane == 0) {
-      pieces.slot = slot_;
-      pieces.is_first = is_first_;
+      pieces.slot = static_cast<uint16_t>(slot_);
+      pieces.is_first = static_cast<uint16_t>(is_first_);
       shared.queue[entry_] = pieces;
       ptx::store_release_shared(ptx::shared_address(&shared.queued), queued_);
     }
@@ -56,7 +48,10 @@ class Queue {
   }
 
   // Tells the issuer that nothing follows.
-  __device__ __forceinline__ bool end() { return (*this)(Pieces{0, 0}); }
+  __device__ __forceinline__ bool end() {
+    counts = false;
+    return (*this)(Pieces{0, 0});
+  }
 
  private:
   const Context& context_;

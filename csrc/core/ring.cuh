@@ -1,7 +1,9 @@
-// The ring of an SM, never drained from launch to end: one thread issues copies in order, the consumers use them in order.
+// The ring of an SM, never drained from launch to end: one thread issues copies in order, the consumers use them in
+// order.
 //
-// Landed data is as deep as the ring, data in flight as shallow as the cap: copy i is issued once copy i - cap has landed,
-// because with the whole ring in flight the memory serves somebody's next phase before somebody else's present one.
+// Landed data is as deep as the ring, data in flight as shallow as the cap: copy i is issued once copy i - cap has
+// landed, because with the whole ring in flight the memory serves somebody's next phase before somebody else's present
+// one.
 #pragma once
 #include "core/patience.cuh"
 #include "core/trace.cuh"
@@ -22,12 +24,6 @@ struct Cursor {
     }
   }
 
-  // The same over any number of turns of the ring.
-  __device__ __forceinline__ void advance_far(uint32_t copies) {
-    parity ^= copies / spec::kStages & 1;
-    advance(copies % spec::kStages);
-  }
-
   __device__ __forceinline__ Cursor behind(uint32_t copies) const {
     return stage >= copies ? Cursor{stage - copies, parity} : Cursor{stage + spec::kStages - copies, parity ^ 1};
   }
@@ -36,9 +32,9 @@ struct Cursor {
 // The issuer's end: one thread takes runs of copies off the planner's queue and issues them.
 //
 // It is a thread on its own for two reasons. An instruction that takes its operands from uniform registers costs a loop
-// over lanes wherever several lanes might be active. And after a stall it has to catch up, copy by copy: everything that
-// is done once a record - fetching, waiting, finding addresses - is the planner's, and what a copy needs is done before
-// the wait for the cap, so that nothing is left between a landing and the next copy.
+// over lanes wherever several lanes might be active. And after a stall it has to catch up, copy by copy: everything
+// that is done once a record - fetching, waiting, finding addresses - is the planner's, and what a copy needs is done
+// before the wait for the cap, so that nothing is left between a landing and the next copy.
 class Issuer {
  public:
   __device__ explicit Issuer(const Context& context)
@@ -46,7 +42,8 @@ class Issuer {
         ring_(ptx::kept(ptx::shared_address(context.shared.ring))),
         landed_(ptx::kept(ptx::shared_address(context.shared.landed))),
         freed_(ptx::kept(ptx::shared_address(context.shared.freed))),
-        bytes_(ptx::kept(ptx::shared_address(context.shared.stage_bytes))) {
+        stages_(ptx::kept(ptx::shared_address(context.shared.stages))),
+        issued_word_(ptx::kept(ptx::shared_address(&context.shared.issued))) {
     if constexpr (spec::kEvictFirst) policy_ = ptx::evict_first_policy();
     before_ = next_.behind(spec::kCapCopies % spec::kStages);
   }
@@ -59,11 +56,15 @@ class Issuer {
     for (uint32_t taken = 0;; ++taken) {
       if (!await_alone(
               context_, [&] { return ptx::load_acquire_shared(queued) != taken; },
-              [&] { return Waiting{abi::Place::kRecord, 0, 0, abi::kNone, abi::kNone, taken}; })) {
+              [&] { return Waiting{abi::Place::kRecord, taken}; })) {
         break;
       }
       const Pieces pieces = shared.queue[entry];
       entry = entry + 1 < spec::kQueue ? entry + 1 : 0;
+      if (pieces.is_first) {
+        const Slot& slot = shared.slots[pieces.slot];
+        note_record(context_, slot.step, slot.index, slot.record.task);
+      }
       if constexpr (spec::kTrace) {
         if (pieces.is_first) stamp(context_, shared.slots[pieces.slot], &abi::Trace::load_start);
       }
@@ -82,6 +83,9 @@ class Issuer {
     uint64_t from = pieces.from;
     int32_t step = pieces.even;
     int32_t other = pieces.odd;
+    uint32_t unit = pieces.unit;
+    uint32_t slice = 0;  // of the unit
+    const uint32_t slices = pieces.piece / pieces.slice_bytes;
     for (uint32_t left = pieces.bytes; left > 0;) {
       const uint32_t landed = landed_ + next_.stage * sizeof(uint64_t);
       const uint32_t freed = freed_ + next_.stage * sizeof(uint64_t);
@@ -90,20 +94,25 @@ class Issuer {
       // The stage's last copy is freed; a stage that was never used counts as freed.
       if (!await_alone(
               context_, [&] { return ptx::mbarrier_try_wait(freed, next_.parity ^ 1); },
-              [&] { return waiting(abi::Place::kStage, pieces.slot); })) {
+              [&] { return Waiting{abi::Place::kStage, issued_}; })) {
         return false;
       }
-      ptx::store_shared(bytes_ + next_.stage * sizeof(uint32_t), size);
+      ptx::store_shared(stages_ + next_.stage * sizeof(Landed),
+                        {size / 16 | unit << 16, slice | static_cast<uint32_t>(pieces.rank) << 16});
       ptx::mbarrier_arrive_expect(landed, size);
       if constexpr (spec::kCapCopies < spec::kStages) {
         const uint32_t before = landed_ + before_.stage * sizeof(uint64_t);
-        if (issued_ >= spec::kCapCopies &&
-            !await_alone(
-                context_, [&] { return ptx::mbarrier_try_wait(before, before_.parity); },
-                [&] { return waiting(abi::Place::kInFlightCap, pieces.slot); })) {
+        if (issued_ >= spec::kCapCopies && !await_alone(
+                                               context_, [&] { return ptx::mbarrier_try_wait(before, before_.parity); },
+                                               [&] { return Waiting{abi::Place::kInFlightCap, issued_}; })) {
           return false;
         }
         before_.advance(1);
+      }
+      if constexpr (spec::kTrace) {
+        abi::Trace& trace = context_.shared.slots[pieces.slot].trace;
+        trace.last_issue = trace_time(context_);
+        if (trace.first_issue == 0) trace.first_issue = trace.last_issue;
       }
       if constexpr (spec::kEvictFirst) {
         ptx::bulk_copy_with_policy(to, from, size, landed, policy_);
@@ -112,6 +121,8 @@ class Issuer {
       }
       next_.advance(1);
       ++issued_;
+      ptx::store_release_shared(issued_word_, issued_);
+      for (slice += slices; slice >= pieces.unit_slices; slice -= pieces.unit_slices) ++unit;
       left -= size;
       from += static_cast<int64_t>(step);
       const int32_t last = step;
@@ -121,7 +132,8 @@ class Issuer {
     return true;
   }
 
-  // Shared memory must outlive the copies into it. Copies land whatever the others do, so this has no report, but an end.
+  // Shared memory must outlive the copies into it. Copies land whatever the others do, so this has no report, but an
+  // end.
   __device__ __forceinline__ void drain() const {
     const uint64_t since = ptx::clock();
     const uint32_t open = min(issued_, spec::kStages);
@@ -133,62 +145,76 @@ class Issuer {
     }
   }
 
-  __device__ __forceinline__ Waiting waiting(abi::Place place, uint32_t slot_index) const {
-    const Slot& slot = context_.shared.slots[slot_index];
-    return {place, slot.step, slot.index, slot.record.task, abi::kNone, issued_};
-  }
-
   const Context& context_;
-  const uint32_t ring_, landed_, freed_, bytes_;  // addresses in shared memory
+  const uint32_t ring_, landed_, freed_, stages_, issued_word_;  // addresses in shared memory
   Cursor next_;
   Cursor before_;  // the copy that must have landed before the next one is issued
   uint32_t issued_ = 0;
   uint64_t policy_ = 0;
 };
 
-// The consumers' end. A stage belongs to one warp for good, so that several warps use copies at once, and a warp waits for a
-// stage only after it has itself freed what was there before: never more than one phase ahead, whatever lands first.
+// The consumers' end: which copies of a record are this warp's is the kind's business, as long as each is taken by one
+// warp.
+//
+// A parity says no more than whether the phase before is over, so a warp first sees that its copy was issued: then the
+// stage's copies before it were freed, and only this one can be what has landed. Copies are counted from the start of
+// the launch; a launch has fewer than 2^32 of them.
 class Reader {
  public:
   __device__ explicit Reader(const Context& context)
       : context_(context),
         landed_(ptx::kept(ptx::shared_address(context.shared.landed))),
-        freed_(ptx::kept(ptx::shared_address(context.shared.freed))) {
-    own_.stage = context.warp;
-    ahead_ = context.warp;
+        freed_(ptx::kept(ptx::shared_address(context.shared.freed))),
+        issued_word_(ptx::kept(ptx::shared_address(&context.shared.issued))) {}
+
+  // First of the record's copies, from `copy` on, that is this warp's if they go round.
+  __device__ __forceinline__ uint32_t first_own(uint32_t copy = 0) const {
+    return copy + (context_.warp + spec::kConsumerWarps - (base_ + copy) % spec::kConsumerWarps) % spec::kConsumerWarps;
   }
 
-  // Takes this warp's share of the list's next `copies` copies: waits for each, calls `use(data, bytes)`, frees its stage.
-  template <class Use>
-  __device__ __forceinline__ bool read(const Slot& slot, uint32_t copies, Use&& use) {
-    Shared& shared = context_.shared;
-    if (context_.warp >= spec::kStages) return true;  // a small ring has fewer owners than warps
-    while (ahead_ < copies) {
-      const uint32_t stage = own_.stage;
-      if (!await(
-              context_, [&] { return ptx::mbarrier_try_wait(landed_ + stage * sizeof(uint64_t), own_.parity); },
-              [&] {
-                return Waiting{abi::Place::kData, slot.step, slot.index, slot.record.task, abi::kNone, ahead_};
-              })) {
-        return false;
-      }
-      use(shared.ring[stage], shared.stage_bytes[stage]);
-      __syncwarp();
-      if (context_.lane == 0) ptx::mbarrier_arrive(freed_ + stage * sizeof(uint64_t));
-      const bool wraps = stage + spec::kConsumerWarps >= spec::kStages;
-      const uint32_t next = wraps ? spec::kStages - stage + context_.warp : spec::kConsumerWarps;
-      own_.advance(next);
-      ahead_ += next;
-    }
-    ahead_ -= copies;
-    return true;
+  // Waits until copy `copy` of the record is on its way: what will lie in its stage is known.
+  __device__ __forceinline__ bool await_issued(uint32_t copy) {
+    const uint32_t index = base_ + copy;
+    stage_ = index % spec::kStages;
+    parity_ = index / spec::kStages & 1;
+    if (static_cast<int32_t>(seen_ - index) > 0) return true;
+    return await(
+        context_,
+        [&] {
+          seen_ = ptx::load_acquire_shared(issued_word_);
+          return static_cast<int32_t>(seen_ - index) > 0;
+        },
+        [&] { return Waiting{abi::Place::kData, copy}; });
   }
+
+  // Waits until it has landed, after `await_issued`.
+  __device__ __forceinline__ bool await_landed(uint32_t copy) {
+    const uint32_t landed = landed_ + stage_ * sizeof(uint64_t);
+    return await(
+        context_, [&] { return ptx::mbarrier_try_wait(landed, parity_); },
+        [&] { return Waiting{abi::Place::kData, copy}; });
+  }
+
+  __device__ __forceinline__ const uint8_t* data() const { return context_.shared.ring[stage_]; }
+  __device__ __forceinline__ const Landed& what() const { return context_.shared.stages[stage_]; }
+  __device__ __forceinline__ uint32_t bytes() const { return what().bytes_by_16 * 16; }
+
+  // Gives the stage back; all lanes have read what they need.
+  __device__ __forceinline__ void free() {
+    __syncwarp();
+    if (context_.lane == 0) ptx::mbarrier_arrive(freed_ + stage_ * sizeof(uint64_t));
+  }
+
+  // Goes on to the next record.
+  __device__ __forceinline__ void skip(uint32_t copies) { base_ += copies; }
 
  private:
   const Context& context_;
-  const uint32_t landed_, freed_;
-  Cursor own_;      // this warp's next stage
-  uint32_t ahead_;  // copies of other warps before it
+  const uint32_t landed_, freed_, issued_word_;
+  uint32_t base_ = 0;  // copies of the records before
+  uint32_t seen_ = 0;  // issued, when last looked
+  uint32_t stage_ = 0;
+  uint32_t parity_ = 0;
 };
 
 }  // namespace mk::core

@@ -19,7 +19,7 @@ __device__ __forceinline__ bool is_traced(const Context& context, uint32_t step)
 }
 
 __device__ __forceinline__ abi::Trace* trace_of(const Context& context, const Slot& slot) {
-  return at<abi::Trace>(context.launch().trace) + context.begin + slot.index;
+  return at<abi::Trace>(context.launch().trace) + context.begin() + slot.index;
 }
 
 __device__ __forceinline__ uint32_t trace_time(const Context& context) {
@@ -30,6 +30,26 @@ __device__ __forceinline__ uint32_t trace_time(const Context& context) {
 __device__ __forceinline__ void stamp(const Context& context, Slot& slot, uint32_t abi::Trace::* member) {
   if constexpr (spec::kTrace) {
     if (context.warp == 0 && context.lane == 0) slot.trace.*member = trace_time(context);
+  }
+}
+
+// Adds the cycles since `from` to a member of the record's trace, and starts `from` anew; the first warp's.
+__device__ __forceinline__ void lap(const Context& context, const Slot& slot, uint32_t abi::Trace::* member,
+                                    uint32_t& from) {
+  if constexpr (spec::kTrace) {
+    const uint32_t now = trace_time(context);
+    if (context.warp == 0 && context.lane == 0) const_cast<Slot&>(slot).trace.*member += now - from;
+    from = now;
+  }
+}
+
+// The same of all warps.
+__device__ __forceinline__ void lap_any(const Context& context, const Slot& slot, uint32_t abi::Trace::* member,
+                                        uint32_t& from) {
+  if constexpr (spec::kTrace) {
+    const uint32_t now = trace_time(context);
+    if (context.lane == 0) ptx::add_shared(const_cast<Slot&>(slot).trace.*member, now - from);
+    from = now;
   }
 }
 

@@ -16,4 +16,11 @@ __device__ __forceinline__ uint32_t kept(uint32_t value) {
   return same;
 }
 
+// Exclusive or, at this place of the program: not moved, so that who needs `two` waits for it here.
+__device__ __forceinline__ uint32_t exclusive_or(uint32_t one, uint32_t two) {
+  uint32_t both;
+  asm volatile("xor.b32 %0, %1, %2;" : "=r"(both) : "r"(one), "r"(two));
+  return both;
+}
+
 }  // namespace mk::ptx

@@ -4,8 +4,9 @@
 
 namespace mk::ptx {
 
-// Copies `bytes` from global memory to shared addresses (a multiple of 16, both ends 16-byte aligned) and completes them on `barrier`. The read is ordered only
-// by what its issuer acquired; data that ordinary stores of another SM wrote need `fence_proxy_async` first.
+// Copies `bytes` from global memory to shared addresses (a multiple of 16, both ends 16-byte aligned) and completes
+// them on `barrier`. The read is ordered only by what its issuer acquired; data that ordinary stores of another SM
+// wrote need `fence_proxy_async` first.
 __device__ __forceinline__ void bulk_copy(uint32_t to, uint64_t from, uint32_t bytes, uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "l"(from), "r"(bytes), "r"(barrier)
@@ -16,7 +17,8 @@ __device__ __forceinline__ void bulk_copy(uint32_t to, uint64_t from, uint32_t b
 __device__ __forceinline__ void bulk_copy_with_policy(uint32_t to, uint64_t from, uint32_t bytes, uint32_t barrier,
                                                       uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(to),
       "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
 }

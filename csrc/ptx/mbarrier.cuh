@@ -1,5 +1,5 @@
-// Barriers in shared memory that threads and bulk copies arrive on. Scope: the block. Barriers are named by their address
-// in shared memory (`shared_address`), so that a loop keeps it in a register.
+// Barriers in shared memory that threads and bulk copies arrive on. Scope: the block. Barriers are named by their
+// address in shared memory (`shared_address`), so that a loop keeps it in a register.
 #pragma once
 #include <cstdint>
 

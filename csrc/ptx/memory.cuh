@@ -25,6 +25,62 @@ __device__ __forceinline__ void store_relaxed_gpu(uint32_t* word, uint32_t value
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
 
+// The same for 8 and 16 bytes; each word is whole, the words together need not be.
+__device__ __forceinline__ uint2 load_relaxed_gpu(const uint2* words) {
+  uint2 value;
+  asm volatile("ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "l"(words) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ uint4 load_relaxed_gpu(const uint4* words) {
+  uint4 value;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(words)
+               : "memory");
+  return value;
+}
+
+__device__ __forceinline__ uint16_t load_relaxed_gpu(const uint16_t* half) {
+  uint16_t value;
+  asm volatile("ld.relaxed.gpu.global.u16 %0, [%1];" : "=h"(value) : "l"(half) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_relaxed_gpu(uint2* words, uint2 value) {
+  asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1, %2};" ::"l"(words), "r"(value.x), "r"(value.y) : "memory");
+}
+
+__device__ __forceinline__ void store_relaxed_gpu(uint4* words, uint4 value) {
+  asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(words), "r"(value.x), "r"(value.y),
+               "r"(value.z), "r"(value.w)
+               : "memory");
+}
+
+__device__ __forceinline__ void store_relaxed_gpu(uint16_t* half, uint16_t value) {
+  asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(half), "h"(value) : "memory");
+}
+
+// Load of what no step ever writes, such as norms: may stay in the SM's own cache.
+__device__ __forceinline__ uint4 load_constant(const uint4* words) {
+  uint4 value;
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(words));
+  return value;
+}
+
+__device__ __forceinline__ uint32_t load_constant(const uint32_t* word) {
+  uint32_t value;
+  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(value) : "l"(word));
+  return value;
+}
+
+// Store, relaxed, system scope: one whole word for the host to read, and no order.
+__device__ __forceinline__ void store_relaxed_system(uint64_t* word, uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
 // Adds, release, gpu scope: who acquires the sum sees what this thread did and what it knew.
 __device__ __forceinline__ void add_release_gpu(uint32_t* word, uint32_t value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
@@ -67,13 +123,27 @@ __device__ __forceinline__ void store_shared(uint32_t word, uint32_t value) {
   asm volatile("st.shared::cta.u32 [%0], %1;" ::"r"(word), "r"(value) : "memory");
 }
 
+__device__ __forceinline__ void store_shared(uint32_t words, uint2 values) {
+  asm volatile("st.shared::cta.v2.u32 [%0], {%1, %2};" ::"r"(words), "r"(values.x), "r"(values.y) : "memory");
+}
+
 // Exclusive or into a word of shared memory, relaxed, block scope.
 __device__ __forceinline__ void xor_shared(uint32_t& word, uint32_t value) {
   asm volatile("red.relaxed.cta.shared::cta.xor.b32 [%0], %1;" ::"r"(shared_address(&word)), "r"(value) : "memory");
 }
 
-// Adds to a word of shared memory; returns what it was. Acquire and release, block scope: the last to add knows what all
-// the others did before they added.
+// Swaps a word of shared memory; returns what it was. Relaxed, block scope.
+__device__ __forceinline__ uint32_t swap_shared(uint32_t& word, uint32_t value) {
+  uint32_t old;
+  asm volatile("atom.relaxed.cta.shared::cta.exch.b32 %0, [%1], %2;"
+               : "=r"(old)
+               : "r"(shared_address(&word)), "r"(value)
+               : "memory");
+  return old;
+}
+
+// Adds to a word of shared memory; returns what it was. Acquire and release, block scope: the last to add knows what
+// all the others did before they added.
 __device__ __forceinline__ uint32_t add_shared(uint32_t& word, uint32_t value) {
   uint32_t old;
   asm volatile("atom.acq_rel.cta.shared::cta.add.u32 %0, [%1], %2;"

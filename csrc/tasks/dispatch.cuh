@@ -1,15 +1,11 @@
 // From a record's kind to the code of that kind. Kinds that the table lacks are not compiled in.
 #pragma once
 #include "tasks/attend.cuh"
-#include "tasks/down.cuh"
 #include "tasks/embed.cuh"
-#include "tasks/head.cuh"
 #include "tasks/linear.cuh"
 #include "tasks/merge.cuh"
-#include "tasks/output.cuh"
-#include "tasks/project.cuh"
+#include "tasks/products.cuh"
 #include "tasks/sample.cuh"
-#include "tasks/up.cuh"
 
 namespace mk::tasks {
 
@@ -17,34 +13,78 @@ __device__ __forceinline__ constexpr bool is_built(uint32_t kind) {
   return kind < abi::kMaxKinds && (spec::kBuiltKinds >> kind & 1) != 0;
 }
 
-template <abi::TaskKind kKind, class Task, class Call>
-__device__ __forceinline__ bool call_if_built(Call&& call) {
-  if constexpr (is_built(static_cast<uint32_t>(kKind))) {
-    return call(Task{});
+// Shows `visit` what a record loads, copy run by copy run; false when the kernel is to be left.
+template <class Visit>
+__device__ __forceinline__ bool walk(const core::Context& context, const core::Slot& slot, core::Live& live,
+                                     Visit& visit) {
+  using abi::TaskKind;
+  if constexpr (spec::kLinearWalk) {
+    return Linear::walk(context, slot, live, visit);
   } else {
-    return false;
+    switch (static_cast<TaskKind>(slot.record.kind)) {
+      case TaskKind::kEmbed:
+      case TaskKind::kMerge:
+      case TaskKind::kSample:
+        return true;  // nothing goes through the ring
+      case TaskKind::kAttend:
+        return Attend::walk(context, slot, live, visit);
+      default:
+        return walk_product(context, slot, visit);
+    }
   }
 }
 
-// Calls `call` with the task of this kind; the caller has made sure that it is built.
-template <class Call>
-__device__ __forceinline__ bool dispatch(uint32_t kind, Call&& call) {
-  using abi::TaskKind;
+// Finds the units of a record's share; lane 0's slot is everybody's, so all lanes write alike.
+__device__ __forceinline__ void find_units(const core::Context& context, core::Slot& slot, core::Live& live) {
+  if constexpr (!spec::kLinearWalk) {
+    const auto kind = static_cast<abi::TaskKind>(slot.record.kind);
+    if (kind == abi::TaskKind::kAttend) Attend::find_units(slot, live);
+    if (kind == abi::TaskKind::kUp) Up::find_units(context, slot);
+    __syncwarp();
+  }
+}
+
+// Counts the copies of a record without walking them; false when it has to be walked.
+__device__ __forceinline__ bool count(const core::Context& context, const core::Slot& slot, core::Queue& queue) {
   if constexpr (spec::kLinearWalk) {
-    return call(Linear{});
-  } else {
-    switch (static_cast<TaskKind>(kind)) {
-      case TaskKind::kEmbed: return call_if_built<TaskKind::kEmbed, Embed>(call);
-      case TaskKind::kProject: return call_if_built<TaskKind::kProject, Project>(call);
-      case TaskKind::kAttend: return call_if_built<TaskKind::kAttend, Attend>(call);
-      case TaskKind::kMerge: return call_if_built<TaskKind::kMerge, Merge>(call);
-      case TaskKind::kOutput: return call_if_built<TaskKind::kOutput, Output>(call);
-      case TaskKind::kUp: return call_if_built<TaskKind::kUp, Up>(call);
-      case TaskKind::kDown: return call_if_built<TaskKind::kDown, Down>(call);
-      case TaskKind::kHead: return call_if_built<TaskKind::kHead, Head>(call);
-      case TaskKind::kSample: return call_if_built<TaskKind::kSample, Sample>(call);
-    }
     return false;
+  } else {
+    switch (static_cast<abi::TaskKind>(slot.record.kind)) {
+      case abi::TaskKind::kEmbed:
+      case abi::TaskKind::kMerge:
+      case abi::TaskKind::kSample:
+        return true;
+      case abi::TaskKind::kAttend: {
+        const uint32_t units = slot.end_unit - slot.first_unit;
+        queue.copies = units * spec::kPagesPerChunk * (2 * spec::kPageHalfBytes / Attend::kPieceBytes);
+        queue.bytes = units * spec::kPagesPerChunk * 2 * spec::kPageHalfBytes;
+        return 2 * spec::kPageHalfBytes % Attend::kPieceBytes == 0;
+      }
+      default:
+        return count_product(context, slot, queue);
+    }
+  }
+}
+
+// The run of a record, whose run waits are met.
+__device__ __forceinline__ bool run(const core::Context& context, core::Slot& slot, Tools& tools) {
+  using abi::TaskKind;
+  if constexpr (spec::kStreaming) {
+    const bool routes = !spec::kLinearWalk && slot.record.early != abi::kNone;
+    return stream(context, slot, tools, routes ? Project::router_copies(slot) : 0);
+  } else {
+    switch (static_cast<TaskKind>(slot.record.kind)) {
+      case TaskKind::kEmbed:
+        return Embed::run(context, slot, tools);
+      case TaskKind::kAttend:
+        return Attend::run(context, slot, tools);
+      case TaskKind::kMerge:
+        return Merge::run(context, slot, tools);
+      case TaskKind::kSample:
+        return Sample::run(context, slot, tools);
+      default:
+        return run_product(context, slot, tools);
+    }
   }
 }
 

@@ -1,19 +1,77 @@
-// Rows of the vocabulary's matrix, in units.
+// Logits of a stretch of the vocabulary, and the best of them for every row.
 #pragma once
+#include "core/live.cuh"
+#include "tasks/stage.cuh"
 #include "tasks/stream.cuh"
-#include "tasks/units.cuh"
 
 namespace mk::tasks {
 
 struct Head {
-  template <class Visit>
-  __device__ static __forceinline__ bool walk(const core::Context& context, const core::Slot& slot, core::Live&,
-                                              Visit& visit) {
-    return visit_units(context.launch().head, slot.record.begin, slot.record.end, unit_bytes(spec::kHidden), visit);
+  static constexpr Cut kCut = cut(spec::kHidden, spec::kHiddenSlice);
+
+  __device__ static __forceinline__ bool run_of(const core::Context& context, const core::Slot& slot, uint32_t number,
+                                                UnitRun& run, Cut& of) {
+    of = kCut;
+    run = {context.launch().head, slot.record.begin, slot.record.end, 0, 0};
+    return number == 0;
   }
 
-  __device__ static __forceinline__ bool run(const core::Context& context, core::Slot& slot, core::Reader& reader) {
-    return stream(context, slot, reader, 0);
+  __device__ static __forceinline__ void describe(const core::Context& context, const core::Slot& slot,
+                                                  Product& product) {
+    product.cut = kCut;
+    product.units = slot.record.end - slot.record.begin;
+    product.norm = context.launch().final_norm;
+    product.residual = slot.inputs[0];
+    product.mlp = slot.inputs[1];
+    product.input = slot.record.inputs[0];
+  }
+
+  __device__ static __forceinline__ bool finish(const core::Context& context, const core::Slot& slot, Tools& tools,
+                                                const Product&, uint32_t number, uint32_t, const Unit& values) {
+    const uint32_t token = (slot.record.begin + number) * abi::kUnitRows + Unit::weight_row(context.lane);
+#pragma unroll
+    for (uint32_t output = 0; output < kOutputs; ++output) {
+      const uint32_t row = Unit::token_row(context.lane, output);
+      if (row >= spec::kRows) continue;
+      const float logit = values.values[output] * spec::kLogitScale;
+      keep_better(tools.best[output], tools.best_token[output], logit, token);
+      tools.written.put(core::at<uint32_t>(slot.outputs[0]) + static_cast<uint64_t>(row) * spec::kVocab + token,
+                        __float_as_uint(logit));
+    }
+    return true;
+  }
+
+  // The best of all warps.
+  __device__ static __forceinline__ bool leave_best(const core::Context& context, const core::Slot& slot,
+                                                    Tools& tools) {
+    core::Workspace& work = context.shared.work;
+    if (!tools.consumers.meet()) return false;  // the last record's best are read
+#pragma unroll
+    for (uint32_t output = 0; output < kOutputs; ++output) {
+      float best = tools.best[output];
+      uint32_t token = tools.best_token[output];
+#pragma unroll
+      for (uint32_t step = abi::kUnitRows / 2; step > 0; step /= 2) {
+        const float other = __shfl_xor_sync(core::kAllLanes, best, step);
+        keep_better(best, token, other, __shfl_xor_sync(core::kAllLanes, token, step));
+      }
+      const uint32_t row = Unit::token_row(context.lane, output);
+      if (Unit::weight_row(context.lane) == 0 && row < spec::kRows) {
+        work.best[row][context.warp] = {best, __uint_as_float(token)};
+      }
+    }
+    if (!tools.consumers.meet()) return false;
+    if (context.warp == 0 && context.lane < spec::kRows) {
+      float best = -ptx::kInfinity;
+      uint32_t token = ~0u;
+      for (uint32_t warp = 0; warp < spec::kConsumerWarps; ++warp) {
+        const float2 other = work.best[context.lane][warp];
+        keep_better(best, token, other.x, __float_as_uint(other.y));
+      }
+      auto* to = core::at<uint2>(slot.outputs[1]) + context.lane * slot.record.shares;
+      tools.written.put(to + slot.record.share, uint2{__float_as_uint(best), token});
+    }
+    return true;
   }
 };
 

@@ -1,10 +1,11 @@
-// The linear walk: every kind loads copies [begin, end) of its list's own sequence from one arena, whatever it is called.
+// The linear walk: every kind loads copies [begin, end) of its list's own sequence from one arena, whatever it is
+// called.
 //
 // Copy i of list b lies at (num_sms * i + b) copies from the arena's start. Programs without a model - skeletons of a
 // step, microbenchmarks - are tables of such records.
 #pragma once
-#include "tasks/stream.cuh"
 #include "core/live.cuh"
+#include "tasks/stream.cuh"
 
 namespace mk::tasks {
 
@@ -19,10 +20,6 @@ struct Linear {
     const uint64_t from = context.launch().arena + record.begin * kStride + context.sm * spec::kCopyBytes;
     const uint32_t bytes = (record.end - record.begin) * spec::kCopyBytes;
     return bytes == 0 || visit({from, bytes, spec::kCopyBytes, kStep, kStep});
-  }
-
-  __device__ static __forceinline__ bool run(const core::Context& context, core::Slot& slot, core::Reader& reader) {
-    return stream(context, slot, reader, 0);
   }
 };
 

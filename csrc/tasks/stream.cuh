@@ -1,14 +1,12 @@
-// The streaming run that all kinds share until their mathematics is there: it reads every byte of every copy once, frees
-// its stage, and spends the cycles that the launch asks for.
+// The run of the streaming mode, the same for all kinds: it reads every byte of every copy once, frees its stage, and
+// spends the cycles that the launch asks for. It times what a table does to the ring, without arithmetic.
 #pragma once
-#include "core/counters.cuh"
-#include "core/ring.cuh"
-#include "core/trace.cuh"
+#include "tasks/tools.cuh"
 
 namespace mk::tasks {
 
 inline constexpr uint32_t kWarpBytes = spec::kWarpThreads * sizeof(uint4);  // read by a warp at once
-inline constexpr uint32_t kReads = 8;                                      // in flight together
+inline constexpr uint32_t kReads = 8;                                       // in flight together
 
 // Exclusive or of this lane's words of a copy.
 __device__ __forceinline__ uint32_t fold_copy(const uint8_t* data, uint32_t bytes, uint32_t lane) {
@@ -31,36 +29,41 @@ __device__ __forceinline__ uint32_t fold_copy(const uint8_t* data, uint32_t byte
   return folded;
 }
 
-// Consumes this warp's share of `copies` copies into `folded`.
+// Consumes this warp's share of copies [begin, end) into `folded`.
 __device__ __forceinline__ bool consume(const core::Context& context, const core::Slot& slot, core::Reader& reader,
-                                        uint32_t copies, uint32_t& folded) {
-  return reader.read(slot, copies, [&](const uint8_t* data, uint32_t bytes) {
-    folded ^= fold_copy(data, bytes, context.lane);
-  });
+                                        uint32_t begin, uint32_t end, uint32_t& folded) {
+  for (uint32_t copy = reader.first_own(begin); copy < end; copy += spec::kConsumerWarps) {
+    if (!reader.await_issued(copy) || !reader.await_landed(copy)) return false;
+    folded ^= fold_copy(reader.data(), reader.bytes(), context.lane);
+    reader.free();
+  }
+  return true;
 }
 
-// The last warp to end a part of the record announces it; it knows what the others did.
-__device__ __forceinline__ void announce(const core::Context& context, uint32_t& warps, uint32_t counter) {
+// A warp has ended its early part of the record; the last one announces it, and knows what the others did.
+__device__ __forceinline__ void announce(const core::Context& context, core::Slot& slot, core::Written& written) {
   __syncwarp();
-  if (context.lane == 0 && ptx::add_shared(warps, 1) == spec::kConsumerWarps - 1) {
-    core::arrive(context.launch(), counter);
+  const uint32_t ended = written.settled();
+  if (context.lane == 0 && ptx::add_shared(slot.early_warps, ended) == spec::kConsumerWarps - 1) {
+    core::arrive(context.launch(), slot.record.early);
+    if constexpr (spec::kTrace) slot.trace.early = core::trace_time(context);
   }
 }
 
 // The run of a record of which the first `early_copies` copies lead to the early signal.
-__device__ __forceinline__ bool stream(const core::Context& context, core::Slot& slot, core::Reader& reader,
+__device__ __forceinline__ bool stream(const core::Context& context, core::Slot& slot, Tools& tools,
                                        uint32_t early_copies) {
   const abi::Launch& launch = context.launch();
   uint32_t folded = 0;
   core::spend(launch.run_cycles[slot.record.kind]);
   if (slot.record.early != abi::kNone) {
-    if (!consume(context, slot, reader, early_copies, folded)) return false;
+    if (!consume(context, slot, tools.reader, 0, early_copies, folded)) return false;
     core::spend(launch.early_cycles[slot.record.kind]);
-    announce(context, slot.early_warps, slot.record.early);
+    announce(context, slot, tools.written);
   } else {
     early_copies = 0;
   }
-  if (!consume(context, slot, reader, slot.copies - early_copies, folded)) return false;
+  if (!consume(context, slot, tools.reader, early_copies, slot.copies, folded)) return false;
   core::stamp(context, slot, &abi::Trace::landed);
   if constexpr (spec::kTrace) {
     folded = __reduce_xor_sync(core::kAllLanes, folded);

@@ -1,13 +1,16 @@
 """Device memory of one table: weights, KV pages, scratch, live inputs, and the addresses of all of them.
 
 Owns every allocation of a step and its layout. Weights lie in one block, in the order of the graph's buffers, and KV in
-one pool of pages a layer. In streaming mode their bytes are random: zeros stream faster than real data. Refuses to
-launch; `launch` takes the addresses from here.
+one pool of pages a layer. Weights are a checkpoint's, or drawn on the device: normal numbers where something is
+computed, random bits in streaming mode, because zeros stream faster than real data. Refuses to launch; `launch` takes
+the addresses from here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,11 +19,21 @@ from torch import Tensor
 from megakernel.abi import LAYER, ROW_STATE
 from megakernel.build import BuiltStep
 from megakernel.graph import Buffer
-from megakernel.model import RoutedMlp
+from megakernel.model import ModelSpec, Rope, RoutedMlp
 from runtime.gpu.specialize import pages_per_row
+from runtime.kv_pages import layer_groups
+from runtime.weights import LayerWeights, Weights, rotary_table
 
 ALIGNMENT = 1024
-"""Bulk copies need 16; whole sub-tiles of weights begin at multiples of this."""
+"""Bulk copies need 16; whole tiles of weights begin at multiples of this."""
+
+WEIGHT_STD = 0.02
+"""Of drawn weights, as in most initialisations."""
+
+NO_END = 2**32 - 1
+"""End position of a row that goes on."""
+
+Drawn = Literal["bits", "normal"]
 
 
 @dataclass(frozen=True)
@@ -31,15 +44,15 @@ class Addresses:
     layers: int = 0
     head: int = 0
     embedding: int = 0
+    final_norm: int = 0
     rows: int = 0
-    pages: int = 0
     routed: int = 0
     arena: int = 0
 
 
 @dataclass
 class LiveInputs:
-    """Device inputs of a step, as arrays on the host: positions of active rows, page ids, routed experts."""
+    """Device inputs of a step, as arrays on the host: row states, page ids [groups, rows, pages], routed experts."""
 
     rows: np.ndarray
     pages: np.ndarray
@@ -47,14 +60,16 @@ class LiveInputs:
 
 
 def random_inputs(step: BuiltStep, positions: tuple[int, ...], seed: int = 0) -> LiveInputs:
-    """Rows at `positions`, shuffled pages, and independent, uniformly routed experts."""
+    """Greedy rows at `positions`, shuffled pages, and independent, uniformly routed experts."""
     rng = np.random.default_rng(seed)
     bucket = step.bucket
     rows = np.zeros(bucket.rows, ROW_STATE.dtype)
     rows["position"][: len(positions)] = positions
     rows["active"][: len(positions)] = 1
+    rows["end_position"], rows["top_p"] = NO_END, 1.0
     per_row = pages_per_row(bucket, step.choices)
-    pages = rng.permutation(bucket.rows * per_row).astype("<u4").reshape(bucket.rows, per_row)
+    groups = len(layer_groups(step.model)[0])
+    pages = np.stack([rng.permutation(bucket.rows * per_row).astype("<u4") for _ in range(groups)])
     mlps = [layer.mlp if isinstance(layer.mlp, RoutedMlp) else None for layer in step.model.layers]
     most = max((mlp.top_k for mlp in mlps if mlp), default=1)
     routed = np.zeros((len(mlps), bucket.rows, most), "<u4")
@@ -62,7 +77,7 @@ def random_inputs(step: BuiltStep, positions: tuple[int, ...], seed: int = 0) ->
         for row in range(bucket.rows if mlp else 0):
             assert mlp is not None
             routed[layer, row, : mlp.top_k] = rng.permutation(mlp.num_experts)[: mlp.top_k]
-    return LiveInputs(rows, pages, routed)
+    return LiveInputs(rows, pages.reshape(groups, bucket.rows, per_row), routed)
 
 
 def distinct_experts(step: BuiltStep, inputs: LiveInputs) -> tuple[int, ...]:
@@ -86,13 +101,28 @@ def random_bytes(size: int) -> Tensor:
     return block.view(torch.uint8)
 
 
-class StepBuffers:
-    """All device memory of a step in streaming mode."""
+def random_weights(size: int, seed: int = 0) -> Tensor:
+    """Device memory of normal bfloat16 numbers."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    block = torch.empty(-(-size // 8) * 4, dtype=torch.bfloat16, device="cuda")
+    for part in block.split(2**30):
+        part.normal_(0.0, WEIGHT_STD, generator=generator)
+    return block.view(torch.uint8)
 
-    def __init__(self, step: BuiltStep, model: StepBuffers | None = None) -> None:
+
+class StepBuffers:
+    """All device memory of a step."""
+
+    def __init__(
+        self,
+        step: BuiltStep,
+        model: StepBuffers | None = None,
+        *,
+        weights: Weights | None = None,
+        drawn: Drawn = "bits",
+    ) -> None:
         """Allocate and fill; with `model`, weights and KV are those of another table of the same model and bucket."""
-        self.step = step
-        self.model = model
+        self.step, self.model = step, model
         taken = {} if model is None else {name: at for name, at in model.address.items() if name in model.permanent}
         self.permanent = {
             buffer.name for buffer in step.graph.buffers if buffer.read_only or buffer.name.endswith(".kv")
@@ -100,50 +130,137 @@ class StepBuffers:
         own = [buffer for buffer in step.graph.buffers if buffer.name not in taken]
         sizes = [-(-self._size(buffer) // ALIGNMENT) * ALIGNMENT for buffer in own]
         self.num_bytes = sum(sizes)
-        self.block = random_bytes(self.num_bytes + ALIGNMENT)
+        fill = random_bytes if drawn == "bits" else random_weights
+        self.block = fill(self.num_bytes + ALIGNMENT)
         self.begin = -(-self.block.data_ptr() // ALIGNMENT) * ALIGNMENT
         placed = zip(own, np.cumsum([0, *sizes]), strict=False)
         self.address = taken | {buffer.name: self.begin + int(offset) for buffer, offset in placed}
+        if model is not None:
+            self.constants = model.constants
+        else:
+            self.constants = {name: value.cuda() for name, value in _constants(step, weights).items()}
+        for name, tensor in _matrices(weights) if weights and model is None else ():
+            self.tensor(name, tensor.shape, tensor.dtype).copy_(tensor)
+        for name in ("tokens", "row_state"):
+            self.tensor(name, (self._size(self._buffer(name)),), torch.uint8).zero_()
         self._buffers = upload(np.array([self.address[buffer.name] for buffer in step.graph.buffers], "<u8"))
-        self._layers = upload(self._layer_records())
+        self._layers = torch.empty(0)
         self._live: list[Tensor] = []
 
     def set_inputs(self, inputs: LiveInputs) -> Addresses:
         """Upload live inputs; the addresses of everything."""
-        self._live = [upload(inputs.rows), upload(inputs.pages), upload(inputs.routed)]
-        rows, pages, routed = (tensor.data_ptr() for tensor in self._live)
+        self.pages, routed = upload(inputs.pages), upload(inputs.routed)
+        self._layers = upload(self._layer_records(inputs.pages.shape[1:]))
+        self._live = [routed]
+        self.set_rows(inputs.rows)
         embedding = self.address["embedding"]
         return Addresses(
             buffers=self._buffers.data_ptr(),
             layers=self._layers.data_ptr(),
             head=self.address.get("head", embedding),
             embedding=embedding,
-            rows=rows,
-            pages=pages,
-            routed=routed,
+            final_norm=self.constants["final_norm"].data_ptr(),
+            rows=self.address["row_state"],
+            routed=routed.data_ptr(),
         )
+
+    def set_rows(self, rows: np.ndarray) -> None:
+        """Overwrite the states of all rows."""
+        data = upload(rows)
+        self.tensor("row_state", tuple(data.shape), torch.uint8).copy_(data)
+
+    def tensor(self, name: str, shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
+        """A buffer's memory as a tensor."""
+        if name not in self.address or (
+            self.model is not None and name in self.model.address and name in self.permanent
+        ):
+            assert self.model is not None
+            return self.model.tensor(name, shape, dtype)
+        begin = self.address[name] - self.block.data_ptr()
+        size = int(np.prod(shape)) * dtype.itemsize
+        return self.block[begin : begin + size].view(dtype).reshape(shape)
+
+    def scratch(self, name: str, dtype: torch.dtype) -> Tensor:
+        """A scratch buffer of the graph by name."""
+        return self.tensor(name, self._buffer(name).shape, dtype)
 
     def words(self, address: int, num_bytes: int) -> np.ndarray:
         """32-bit words of device memory, copied to the host."""
         begin = address - self.block.data_ptr()
         return self.block[begin : begin + num_bytes].cpu().numpy().view("<u4")
 
+    def _buffer(self, name: str) -> Buffer:
+        return next(buffer for buffer in self.step.graph.buffers if buffer.name == name)
+
     def _size(self, buffer: Buffer) -> int:
+        if buffer.name == "row_state":
+            return self.step.bucket.rows * ROW_STATE.dtype.itemsize
         if not buffer.name.endswith(".kv"):
             return buffer.bytes
         model, bucket, choices = self.step.model, self.step.bucket, self.step.choices
         pages = bucket.rows * pages_per_row(bucket, choices)
         return pages * choices.rounding.page_tokens * model.kv_bytes_per_token_per_layer
 
-    def _layer_records(self) -> np.ndarray:
+    def _layer_records(self, table: tuple[int, ...]) -> np.ndarray:
         names = {"project": "qkv", "router": "router", "kv": "kv", "output": "output", "up": "up", "down": "down"}
-        layers = np.zeros(self.step.model.num_layers, LAYER.dtype)
-        for idx, spec in enumerate(self.step.model.layers):
+        model = self.step.model
+        layers = np.zeros(model.num_layers, LAYER.dtype)
+        group_bytes = int(np.prod(table)) * 4
+        groups = layer_groups(model)[1]
+        for idx, spec in enumerate(model.layers):
             for name, buffer in names.items():
                 layers[name][idx] = self.address.get(f"L{idx}.{buffer}", 0)
+            for name in ("input_norm", "mlp_norm", "q_norm", "k_norm"):
+                constant = self.constants.get(f"L{idx}.{name}")
+                layers[name][idx] = 0 if constant is None else constant.data_ptr()
+            if spec.rope is not None:
+                layers["rotary"][idx] = self.constants[_rotary_name(spec.rope)].data_ptr()
+            layers["pages"][idx] = self.pages.data_ptr() + groups[idx] * group_bytes
             layers["window_tokens"][idx] = spec.window_tokens or 0
             layers["mlp_width"][idx] = spec.mlp.width
             if isinstance(spec.mlp, RoutedMlp):
                 layers["num_experts"][idx] = spec.mlp.num_experts
                 layers["top_k"][idx] = spec.mlp.top_k
         return layers
+
+
+def _rotary_name(rope: Rope) -> str:
+    return f"rotary {rope.theta:g}"
+
+
+def _constants(step: BuiltStep, weights: Weights | None) -> dict[str, Tensor]:
+    """Norms and tables of cosine and sine, in bfloat16; without a checkpoint, norms are ones."""
+    model = step.model
+    ropes = {_rotary_name(layer.rope): layer.rope for layer in model.layers if layer.rope}
+    positions = step.bucket.max_context_tokens
+    found = {name: rotary_table(rope, positions, model.head_dim) for name, rope in ropes.items()}
+    found["final_norm"] = weights.final_norm if weights else torch.ones(model.hidden_size)
+    for idx in range(model.num_layers):
+        layer = weights.layers[idx] if weights else None
+        for name, norm in _norms(model, layer).items():
+            found[f"L{idx}.{name}"] = norm
+    return {name: value.to(torch.bfloat16).contiguous() for name, value in found.items()}
+
+
+def _norms(model: ModelSpec, layer: LayerWeights | None) -> dict[str, Tensor]:
+    hidden, head = torch.ones(model.hidden_size), torch.ones(model.head_dim)
+    norms = {
+        "input_norm": layer.input_norm if layer else hidden,
+        "mlp_norm": layer.mlp_norm if layer else hidden,
+        "q_norm": layer.q_norm if layer else head,
+        "k_norm": layer.k_norm if layer else head,
+    }
+    return {name: norm for name, norm in norms.items() if norm is not None and (model.qk_norm or "k_" not in name)
+            and (model.qk_norm or "q_" not in name)}  # fmt: skip
+
+
+def _matrices(weights: Weights) -> Iterator[tuple[str, Tensor]]:
+    """Packed weights by the names of the graph's buffers."""
+    yield "embedding", weights.embedding
+    if weights.head is not weights.embedding:
+        yield "head", weights.head
+    for idx, layer in enumerate(weights.layers):
+        for name in ("qkv", "output", "router", "up", "down"):
+            tensor = getattr(layer, name)
+            if tensor is not None:
+                yield f"L{idx}.{name}", tensor

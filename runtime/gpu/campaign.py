@@ -15,7 +15,8 @@ from megakernel.build import BuiltStep, build_step
 from megakernel.config import ConfigError, Frozen, load_toml, override
 from megakernel.families import read_model
 from megakernel.hardware import HardwareSpec, load_hardware
-from megakernel.model import ModelSpec
+from megakernel.kinds import TaskKind
+from megakernel.model import BF16_BYTES, ModelSpec, RoutedMlp
 from megakernel.tiling import Choices
 from megakernel.timeline import Timeline
 from megakernel.verify import verify
@@ -64,18 +65,15 @@ class Campaign:
     steps: dict[str, BuiltStep]
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes that a step must read: the roofline's."""
-        step = next(iter(self.steps.values()))
-        experts = distinct_experts(step, random_inputs(step, self.config.positions))
+    def computes(self) -> bool:
+        """Whether a variant computes, so that the router chooses the experts; they are random where all stream."""
+        return not all(variant.kernel.streaming for variant in self.config.variants)
+
+    def num_bytes(self, experts: tuple[int, ...]) -> int:
+        """Bytes that a step must read: weights of `experts` distinct ones a layer, and KV. The roofline's."""
         routed = [count for count in experts if count]
         mean = sum(routed) / len(routed) if routed else 0.0
         return self.model.step_bytes([position + 1 for position in self.config.positions], mean)
-
-    @property
-    def roofline_ms(self) -> float:
-        """The step at the chip's datasheet bandwidth."""
-        return self.num_bytes / self.chip.datasheet_bytes_per_ns / 1e6
 
     def variant(self, name: str | None) -> Variant:
         """A variant by name; the first without one."""
@@ -137,22 +135,43 @@ def check(campaign: Campaign, name: str | None = None) -> dict[str, str]:
 def measure(campaign: Campaign) -> Record:
     """Time all variants, interleaved."""
     card = _fitting(campaign)
-    bench = PlanBench(campaign.chip, campaign.config.positions)
+    bench = PlanBench(campaign.chip, campaign.config.positions, computes=campaign.computes)
     timed: dict[str, Timed] = {}
     for variant in campaign.config.variants:
         timed[variant.name] = _per_step(_load(campaign, bench, variant), variant.steps)
+    experts = touched_experts(campaign, bench)
     samples = take(timed, rounds=campaign.config.rounds)
     digests = {f"table of {name}": step.table.digest for name, step in campaign.steps.items()}
-    return record(
-        "step", card, samples, bytes=campaign.num_bytes, roofline_ms=round(campaign.roofline_ms, 4), **digests
-    )
+    num_bytes = campaign.num_bytes(experts)
+    roofline_ms = round(num_bytes / campaign.chip.datasheet_bytes_per_ns / 1e6, 4)
+    mean = round(sum(experts) / max(sum(count > 0 for count in experts), 1), 2)
+    return record("step", card, samples, bytes=num_bytes, roofline_ms=roofline_ms, distinct_experts=mean, **digests)
+
+
+def touched_experts(campaign: Campaign, bench: PlanBench) -> tuple[int, ...]:
+    """Distinct experts a layer in the first step: counted on the card from what a traced step loaded."""
+    computing = [variant for variant in campaign.config.variants if not variant.kernel.streaming]
+    if not computing:
+        step = next(iter(campaign.steps.values()))
+        return distinct_experts(step, random_inputs(step, campaign.config.positions))
+    kernel = computing[0].kernel.model_copy(update={"trace": True})
+    loaded = _load(campaign, bench, computing[0].model_copy(update={"kernel": kernel, "steps": 1}))
+    loaded.run()
+    step, tasks = campaign.steps[computing[0].name], loaded.trace().tasks
+    counts: list[int] = []
+    for idx, layer in enumerate(step.model.layers):
+        of_layer = (step.table.records["kind"] == TaskKind.UP) & (step.table.records["layer"] == idx)
+        expert_bytes = 2 * layer.mlp.width * step.model.hidden_size * BF16_BYTES
+        is_routed = isinstance(layer.mlp, RoutedMlp)
+        counts.append(round(int(tasks["bytes"][of_layer].sum()) / expert_bytes) if is_routed else 0)
+    return tuple(counts)
 
 
 def trace(campaign: Campaign, name: str | None = None) -> tuple[Timeline, Sample, Sample]:
     """Timeline of one step of a variant, and what tracing costs: samples without and with it."""
     _fitting(campaign)
     variant = campaign.variant(name)
-    bench = PlanBench(campaign.chip, campaign.config.positions)
+    bench = PlanBench(campaign.chip, campaign.config.positions, computes=campaign.computes)
     plain, traced = (
         _load(
             campaign, bench, variant.model_copy(update={"kernel": variant.kernel.model_copy(update={"trace": tracing})})

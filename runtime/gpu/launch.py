@@ -35,6 +35,9 @@ DEADLINE_MS = 200.0
 
 LINE_BYTES = 128
 
+TOKENS_OUT_STEPS = 1024
+"""Steps whose tokens the host can still read; a power of two."""
+
 
 class KernelStoppedError(Exception):
     """A launch that left early; the message names the first task that should have fired."""
@@ -95,8 +98,10 @@ class LoadedTable:
         self._report = torch.zeros(REPORT.dtype.itemsize, dtype=torch.uint8, pin_memory=True)
         self._launch_host = torch.zeros(LAUNCH.dtype.itemsize, dtype=torch.uint8, pin_memory=True)
         self._launch = torch.zeros(LAUNCH.dtype.itemsize, dtype=torch.uint8, device="cuda")
+        self._tokens = torch.zeros(TOKENS_OUT_STEPS * spec["kRows"], dtype=torch.int64, pin_memory=True)
         self._record = np.zeros(1, LAUNCH.dtype)
         self._first_step = 0
+        self.restores: list[tuple[Tensor, Tensor]] = []
         torch.cuda.synchronize()
 
     @property
@@ -127,6 +132,7 @@ class LoadedTable:
             record[name] = base + 4 * self._at[name]
         record["report"], record["trace"] = self._report.data_ptr(), self._trace.data_ptr()
         record["clocks"] = self._clocks.data_ptr()
+        record["tokens_out"], record["tokens_out_steps"] = self._tokens.data_ptr(), TOKENS_OUT_STEPS
         record["deadline_cycles"] = int(deadline_ms * clock_mhz * 1e3)
         record["first_step"], record["num_steps"] = first_step, steps
         record["trace_step"] = (first_step + steps - 1) % 2**32
@@ -145,6 +151,8 @@ class LoadedTable:
         """Put counters and control words where the next launch expects them; asynchronous."""
         with torch.cuda.stream(self.stream):
             self._control.zero_()
+            for to, state in self.restores:  # what steps change, and a repeated launch must find as it was
+                to.copy_(state)
             if self.compiled.specialization["kTrace"]:
                 self._trace.zero_()
             if self._first_step:
@@ -173,6 +181,14 @@ class LoadedTable:
         self.reset()
         self.launch()
         self.finish()
+
+    def tokens(self, step: int) -> list[int | None]:
+        """Tokens of all rows that `step` made; None where a row was not active."""
+        rows = self.compiled.specialization["kRows"]
+        begin = step % TOKENS_OUT_STEPS * rows
+        words = self._tokens[begin : begin + rows].numpy().astype("<u8")
+        made = (step + 1) % 2**32
+        return [int(word & 0xFFFFFFFF) if int(word) >> 32 == made else None for word in words]
 
     def counters(self) -> np.ndarray:
         """Values of all counters."""

@@ -12,13 +12,14 @@ from typing import Literal
 from pydantic import Field
 
 from megakernel.build import BuiltStep
-from megakernel.config import Frozen
+from megakernel.config import ConfigError, Frozen
 from megakernel.hardware import HardwareSpec
-from megakernel.limits import RESERVED_SHARED_BYTES, workspace_bytes
+from megakernel.limits import RESERVED_SHARED_BYTES
 from megakernel.model import ModelSpec, RoutedMlp
 from megakernel.table import TaskTable
-from megakernel.tiling import Choices
-from megakernel.workload import Bucket
+from megakernel.tiling import Choices, Rounding, slice_of
+from megakernel.workload import ROW_TILE, Bucket
+from megakernel.workspace import CONSUMER_WARPS, Workspace, down_columns, workspace
 
 UNLIKELY = 0x9E3779B9
 """Random data never fold to this in practice, so that what looks used costs no store."""
@@ -26,9 +27,9 @@ UNLIKELY = 0x9E3779B9
 Arrival = Literal["release", "fence", "read_back", "relaxed"]
 """How an arrival is ordered after what the run wrote.
 
-`release` and `fence` are sound by the memory model, and wait for all copies in flight to the SM. `read_back` stores
-a word, loads it again and adds relaxed: the price of results that their writer reads back. `relaxed` is sound only as
-long as runs write nothing.
+`release` and `fence` are sound by the memory model, and wait for all copies in flight to the SM. `read_back` loads
+every result again from where all SMs meet, and adds relaxed once they are there; in streaming mode, where there are no
+results, a word stands for them. `relaxed` is sound only as long as runs write nothing.
 """
 
 
@@ -38,10 +39,11 @@ class KernelOptions(Frozen):
     `slots`: records between planner and consumers. `pollers`: warps of a block that poll the run waits and let the
     others go on, `poll_stagger_cycles` apart. `poll_pause_ns`: sleep between polls. `counter_stride`: words between
     counters. `arrival`: see Arrival. `evict_first`: L2 policy of the ring's copies. `proxy_fence`: the issuer fences
-    the asynchronous proxy before a record's first copy. `trace`: timestamps and checksums of every task.
+    the asynchronous proxy before a record's first copy. `trace`: timestamps of every task. `streaming`: runs read their
+    bytes and compute nothing; a trace then has checksums.
     """
 
-    consumer_warps: int = Field(default=8, ge=1, le=16)
+    consumer_warps: int = Field(default=CONSUMER_WARPS, ge=1, le=16)
     slots: int = Field(default=6, ge=2)
     pollers: int = Field(default=1, ge=1)
     poll_stagger_cycles: int = Field(default=400, ge=0)
@@ -51,13 +53,14 @@ class KernelOptions(Frozen):
     evict_first: bool = True
     proxy_fence: bool = True
     trace: bool = False
+    streaming: bool = False
 
 
 @dataclass(frozen=True)
 class Specialization:
     """Constants by name, in the order in which they are printed."""
 
-    constants: tuple[tuple[str, int | bool], ...]
+    constants: tuple[tuple[str, int | bool | float], ...]
 
     def __getitem__(self, name: str) -> int:
         """A constant by name."""
@@ -65,8 +68,8 @@ class Specialization:
 
     @property
     def block_threads(self) -> int:
-        """Threads of a block: the consumers, the planner's warp and the issuer's."""
-        return 32 * (self["kConsumerWarps"] + 2)
+        """Threads of a block: the consumers, and four warps with planner and issuer."""
+        return 32 * (self["kConsumerWarps"] + 4)
 
     @property
     def shared_bytes(self) -> int:
@@ -79,21 +82,57 @@ class Specialization:
         for name, value in self.constants:
             if isinstance(value, bool):
                 lines.append(f"inline constexpr bool {name} = {'true' if value else 'false'};")
+            elif isinstance(value, float):
+                lines.append(f"inline constexpr float {name} = {value!r}f;")
             else:
                 lines.append(f"inline constexpr uint32_t {name} = {value}u;")
         return "\n".join([*lines, "}  // namespace mk::spec", ""])
 
 
 def specialize(step: BuiltStep, chip: HardwareSpec, options: KernelOptions) -> Specialization:
-    """Constants for the table of a model."""
+    """Constants for the table of a model; ConfigError names what the kernel does not compute."""
     model, bucket, choices = step.model, step.bucket, step.choices
+    if not options.streaming:
+        found = uncomputed(model, bucket, options)
+        if found:
+            raise ConfigError("the kernel can't compute this step:\n" + "\n".join(f"  {reason}" for reason in found))
     sizes = {
-        **_table(step.table, chip, options, workspace_bytes(model, bucket)),
-        **_model(model),
-        **_bucket(bucket, choices),
+        **_table(step.table, chip, options, workspace(model, bucket, choices)),
+        **_model(model, choices.rounding),
+        **_bucket(step),
         "kLinearWalk": False,
     }
     return Specialization(tuple(sizes.items()))
+
+
+def uncomputed(model: ModelSpec, bucket: Bucket, options: KernelOptions) -> list[str]:
+    """What of a step the kernel has no mathematics for; an empty list when it can compute all of it."""
+    found: list[str] = []
+    if bucket.rows > ROW_TILE:
+        found.append(f"rows is {bucket.rows}, needed at most {ROW_TILE}: a product takes one tile of rows")
+    if options.consumer_warps != CONSUMER_WARPS:
+        found.append(
+            f"consumer_warps is {options.consumer_warps}, needed {CONSUMER_WARPS}: the order of sums depends on it"
+        )
+    if options.arrival == "relaxed":
+        found.append("arrival is relaxed, which orders no results: take read_back, release or fence")
+    if model.queries_per_kv > ROW_TILE:
+        found.append(f"{model.queries_per_kv} query heads share a KV head, needed at most {ROW_TILE}")
+    if model.head_dim > MAX_HEAD_DIM:
+        found.append(f"head_dim is {model.head_dim}, needed at most {MAX_HEAD_DIM}")
+    for name, values in (
+        ("router scores", {(mlp.score, mlp.renormalise) for mlp in _routed(model)}),
+        ("RoPE pairings", {layer.rope.pairing for layer in model.layers if layer.rope}),
+    ):
+        if len(values) > 1:
+            found.append(f"layers differ in their {name}: {', '.join(sorted(map(str, values)))}")
+    if any(mlp.top_k > 32 for mlp in _routed(model)):
+        found.append("a router picks more than 32 experts of a row")
+    return found
+
+
+MAX_HEAD_DIM = 128
+"""A lane holds four dims of a head."""
 
 
 def specialize_linear(table: TaskTable, chip: HardwareSpec, options: KernelOptions) -> Specialization:
@@ -111,18 +150,39 @@ def specialize_linear(table: TaskTable, chip: HardwareSpec, options: KernelOptio
             "kPageTokens",
             "kPagesPerRow",
             "kProjectKSplits",
+            "kGroup",
+            "kMaxWidth",
+            "kVocab",
+            "kHeadTasks",
+            "kMostChunks",
         ),
         1,
     )
-    sizes = {**_table(table, chip, options, 0), **without_model, "kLinearWalk": True}
+    without_model |= {"kHeadDim": 16, "kHidden": 32, "kChunkTokens": 16, "kPageTokens": 16}
+    without_model |= dict.fromkeys(("kProjectSlice", "kHiddenSlice", "kQSlice", "kMlpSlice"), 32)
+    flags = dict.fromkeys(("kQkNorm", "kRopeHalf", "kSigmoid", "kRenormalise"), False)
+    floats = dict.fromkeys(("kNormEps", "kScale", "kLogitScale"), 1.0)
+    none = Workspace(slice_slots=1, sum_slots=1, block_tokens=16, bytes=LINEAR_WORKSPACE_BYTES)
+    streaming = options.model_copy(update={"streaming": True})
+    sizes = {**_table(table, chip, streaming, none), **without_model, **flags, **floats, "kLinearWalk": True}
     return Specialization(tuple(sizes.items()))
 
 
-def _table(table: TaskTable, chip: HardwareSpec, options: KernelOptions, workspace: int) -> dict[str, int | bool]:
+LINEAR_WORKSPACE_BYTES = 2048
+"""What the runs' structures take where nothing runs."""
+
+
+def _routed(model: ModelSpec) -> list[RoutedMlp]:
+    return [layer.mlp for layer in model.layers if isinstance(layer.mlp, RoutedMlp)]
+
+
+def _table(
+    table: TaskTable, chip: HardwareSpec, options: KernelOptions, slots: Workspace
+) -> dict[str, int | bool | float]:
     header = table.header[0]
     copy_bytes, stages = int(header["copy_bytes"]), int(header["ring_stages"])
     ring = copy_bytes * stages
-    shared = ring + workspace + RESERVED_SHARED_BYTES
+    shared = ring + slots.bytes + RESERVED_SHARED_BYTES
     assert shared <= chip.shared_memory_per_block_bytes, "limits let a table through that does not fit"
     return {
         "kNumSms": table.num_sms,
@@ -133,7 +193,10 @@ def _table(table: TaskTable, chip: HardwareSpec, options: KernelOptions, workspa
         "kInFlightCapBytes": int(header["in_flight_cap_bytes"]),
         "kRingBytes": ring,
         "kReservedBytes": RESERVED_SHARED_BYTES,
-        "kWorkspaceBytes": workspace,
+        "kWorkspaceBytes": slots.bytes,
+        "kSliceSlots": slots.slice_slots,
+        "kSumSlots": slots.sum_slots,
+        "kBlockTokens": slots.block_tokens,
         "kSharedBytes": shared,
         "kConsumerWarps": options.consumer_warps,
         "kSlots": options.slots,
@@ -147,30 +210,48 @@ def _table(table: TaskTable, chip: HardwareSpec, options: KernelOptions, workspa
         "kEvictFirst": options.evict_first,
         "kProxyFence": options.proxy_fence,
         "kTrace": options.trace,
+        "kStreaming": options.streaming,
         "kUnlikely": UNLIKELY,
     }
 
 
-def _model(model: ModelSpec) -> dict[str, int | bool]:
-    routed = [layer.mlp for layer in model.layers if isinstance(layer.mlp, RoutedMlp)]
+def _model(model: ModelSpec, rounding: Rounding) -> dict[str, int | bool | float]:
+    routed, ropes = _routed(model), [layer.rope for layer in model.layers if layer.rope]
     return {
         "kHidden": model.hidden_size,
         "kQSize": model.q_size,
         "kKvHeads": model.num_kv_heads,
         "kHeadDim": model.head_dim,
+        "kGroup": model.queries_per_kv,
         "kMaxTopK": max((mlp.top_k for mlp in routed), default=1),
         "kMaxExperts": max((mlp.num_experts for mlp in routed), default=1),
+        "kMaxWidth": max(layer.mlp.width for layer in model.layers),
+        "kVocab": model.vocab_size,
+        "kProjectSlice": slice_of(model.hidden_size // rounding.project_k_splits, rounding),
+        "kHiddenSlice": slice_of(model.hidden_size, rounding),
+        "kQSlice": slice_of(model.q_size, rounding),
+        "kMlpSlice": slice_of(down_columns(model), rounding),
+        "kQkNorm": model.qk_norm,
+        "kRopeHalf": any(rope.pairing == "half" for rope in ropes),
+        "kSigmoid": any(mlp.score == "sigmoid" for mlp in routed),
+        "kRenormalise": any(mlp.renormalise for mlp in routed),
+        "kNormEps": float(model.norm_eps),
+        "kScale": float(model.head_dim**-0.5),
+        "kLogitScale": float(model.logit_scale),
     }
 
 
-def _bucket(bucket: Bucket, choices: Choices) -> dict[str, int | bool]:
-    rounding = choices.rounding
+def _bucket(step: BuiltStep) -> dict[str, int | bool | float]:
+    bucket, rounding = step.bucket, step.choices.rounding
+    shapes = {buffer.name: buffer.shape for buffer in step.graph.buffers}
     return {
         "kRows": bucket.rows,
         "kChunkTokens": rounding.chunk_tokens,
         "kPageTokens": rounding.page_tokens,
-        "kPagesPerRow": pages_per_row(bucket, choices),
+        "kPagesPerRow": pages_per_row(bucket, step.choices),
         "kProjectKSplits": rounding.project_k_splits,
+        "kMostChunks": shapes["partial"][2],
+        "kHeadTasks": shapes["best"][1],
     }
 
 

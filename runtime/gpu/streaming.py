@@ -1,4 +1,4 @@
-"""Tables in streaming mode, ready to be timed: skeletons of a step, and real plans with their real bytes.
+"""Tables ready to be timed: skeletons of a step, and real plans, streaming or computing.
 
 Owns the way from a cell or from choices to a loaded table. Every real table is verified first; the free stream of a
 plan is the one exception: its waits and arrivals are taken out, which is harmless as long as nothing is computed.
@@ -16,7 +16,7 @@ from megakernel.hardware import HardwareSpec
 from megakernel.kinds import TaskKind
 from megakernel.table import TaskTable
 from megakernel.verify import verify
-from runtime.gpu.buffers import Addresses, StepBuffers, random_bytes, random_inputs
+from runtime.gpu.buffers import Addresses, Drawn, StepBuffers, random_bytes, random_inputs, upload
 from runtime.gpu.compile import compile_kernel
 from runtime.gpu.launch import NO_WORK, LoadedTable, Work
 from runtime.gpu.postmortem import GraphTitles
@@ -68,10 +68,11 @@ def work_of(cell: SkeletonCell) -> Work:
 class PlanBench:
     """Loads the tables of one model and bucket over one set of weights."""
 
-    def __init__(self, chip: HardwareSpec, positions: tuple[int, ...]) -> None:
-        """Keep the live state that all tables run in."""
+    def __init__(self, chip: HardwareSpec, positions: tuple[int, ...], *, computes: bool) -> None:
+        """Keep the live state that all tables run in; where one `computes`, weights are numbers."""
         self.chip = chip
         self.positions = positions
+        self.drawn: Drawn = "normal" if computes else "bits"
         self._model: StepBuffers | None = None
         self._buffers: list[StepBuffers] = []
 
@@ -84,7 +85,9 @@ class PlanBench:
         work: Work = NO_WORK,
         free: bool = False,
     ) -> LoadedTable:
-        """A verified table, armed; `free` takes its waits and arrivals out."""
+        """A verified table, armed; `free` takes its waits and arrivals out, which only streaming survives."""
+        if free and not options.streaming:
+            raise ConfigError("a free stream computes nothing: set streaming = true in its kernel options")
         findings = verify(step.graph, step.table)
         if findings:
             raise ConfigError("the table is not sound:\n" + "\n".join(map(str, findings)))
@@ -93,12 +96,15 @@ class PlanBench:
         titles = GraphTitles(step.graph, step.counter_titles)
         proved = None if free else step.table.digest
         loaded = LoadedTable(compiled, table, titles, proved_digest=proved)
-        buffers = StepBuffers(step, self._model)
+        buffers = StepBuffers(step, self._model, drawn=self.drawn)
         if self._model is None:
             self._model = buffers
         self._buffers.append(buffers)
         torch.cuda.synchronize()
-        loaded.arm(buffers.set_inputs(random_inputs(step, self.positions)), steps=steps, work=work)
+        inputs = random_inputs(step, self.positions)
+        loaded.arm(buffers.set_inputs(inputs), steps=steps, work=work)
+        states = upload(inputs.rows)
+        loaded.restores.append((buffers.tensor("row_state", tuple(states.shape), torch.uint8), states))
         return loaded
 
 

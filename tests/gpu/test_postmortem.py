@@ -18,17 +18,23 @@ def step():
     return small.build()
 
 
+@pytest.fixture(scope="module", params=[True, False], ids=["streaming", "computing"])
+def streaming(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def bench(step):
+def bench(step, streaming):
     """What all launches here share: buffers, addresses and titles."""
     from runtime.gpu.buffers import StepBuffers, random_inputs
     from runtime.gpu.postmortem import GraphTitles
 
-    buffers = StepBuffers(step)
+    buffers = StepBuffers(step, drawn="normal")
     return (
         buffers,
         buffers.set_inputs(random_inputs(step, (2047, 130, 3000))),
         GraphTitles(step.graph, step.counter_titles),
+        streaming,
     )
 
 
@@ -37,11 +43,11 @@ def run(step, bench, table, built=None):
     from runtime.gpu.launch import LoadedTable
     from runtime.gpu.specialize import KernelOptions, Specialization, specialize
 
-    constants = dict(specialize(step, small.chip(), KernelOptions()).constants)
+    constants = dict(specialize(step, small.chip(), KernelOptions(streaming=bench[3])).constants)
     if built is not None:
         constants["kBuiltKinds"] = built
     compiled = compile_kernel(Specialization(tuple(constants.items())), "sm_90a")
-    _, addresses, titles = bench
+    _, addresses, titles, _ = bench
     loaded = LoadedTable(compiled, table, titles, proved_digest=None)
     loaded.arm(addresses, steps=2, deadline_ms=DEADLINE_MS)
     loaded.run()

@@ -56,7 +56,7 @@ RINGS = {
     "paced": Ring(copy_bytes=2048, stages=12, in_flight_cap_bytes=6144),
     "uncapped": Ring(copy_bytes=2048, stages=12),
     "one copy in flight": Ring(copy_bytes=2048, stages=5, in_flight_cap_bytes=2048),
-    "small copies": Ring(copy_bytes=1024, stages=40, in_flight_cap_bytes=8192),
+    "small copies": Ring(copy_bytes=2048, stages=40, in_flight_cap_bytes=8192),
     "large copies": Ring(copy_bytes=16384, stages=10, in_flight_cap_bytes=49152),
     "odd copies": Ring(copy_bytes=7168, stages=11, in_flight_cap_bytes=14336),
 }
@@ -67,7 +67,7 @@ def test_every_task_streams_its_bytes(ring):
     from runtime.gpu.specialize import KernelOptions
 
     step = small.build(ring)
-    loaded, buffers, inputs, addresses = opened(step, KernelOptions(trace=True))
+    loaded, buffers, inputs, addresses = opened(step, KernelOptions(trace=True, streaming=True))
     loaded.arm(addresses, steps=3)
     loaded.run()
     check_streamed(step, loaded, buffers, inputs)
@@ -90,7 +90,7 @@ def test_every_kernel_option_streams_the_same_bytes(options):
     from runtime.gpu.specialize import KernelOptions
 
     step = small.build()
-    loaded, buffers, inputs, addresses = opened(step, KernelOptions(trace=True, **options))
+    loaded, buffers, inputs, addresses = opened(step, KernelOptions(trace=True, streaming=True, **options))
     loaded.arm(addresses, steps=2)
     loaded.run()
     check_streamed(step, loaded, buffers, inputs)
@@ -112,7 +112,7 @@ def test_every_shape_of_table_streams_its_bytes(shape):
 
     step = small.build(**shape)
     positions = (0, 127, 128, 199, 200, 4095, 1000) if shape.get("rows") == 8 else POSITIONS
-    loaded, buffers, inputs, addresses = opened(step, KernelOptions(trace=True), positions=positions)
+    loaded, buffers, inputs, addresses = opened(step, KernelOptions(trace=True, streaming=True), positions=positions)
     loaded.arm(addresses, steps=2)
     loaded.run()
     check_streamed(step, loaded, buffers, inputs)
@@ -122,7 +122,7 @@ def test_counters_go_on_through_their_wrap():
     from runtime.gpu.specialize import KernelOptions
 
     step = small.build()
-    loaded, buffers, inputs, addresses = opened(step, KernelOptions(trace=True))
+    loaded, buffers, inputs, addresses = opened(step, KernelOptions(trace=True, streaming=True))
     most = int(step.table.totals.max())
     first = 2**32 // most - 1
     loaded.arm(addresses, steps=4, first_step=first)
@@ -137,7 +137,7 @@ def test_many_steps_and_launches_end_alike():
     from runtime.gpu.specialize import KernelOptions
 
     step = small.build()
-    loaded, _, _, addresses = opened(step, KernelOptions())
+    loaded, _, _, addresses = opened(step, KernelOptions(streaming=True))
     loaded.arm(addresses, steps=200)
     for _ in range(20):
         loaded.run()
@@ -149,7 +149,7 @@ def test_read_back_arrivals_end_alike():
     from runtime.gpu.specialize import KernelOptions
 
     step = small.build()
-    loaded, _, _, addresses = opened(step, KernelOptions(arrival="read_back"))
+    loaded, _, _, addresses = opened(step, KernelOptions(arrival="read_back", streaming=True))
     loaded.arm(addresses, steps=20)
     loaded.run()
     assert (loaded.counters() == step.table.totals * 20).all()
