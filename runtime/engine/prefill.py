@@ -1,0 +1,104 @@
+"""What is prefilled between two decode steps: chunks of tokens, cut so that decoding rows don't wait too long.
+
+A chunk takes rows in order of rank, and as many of their tokens as are expected to fit into the time there is. Where
+even the smallest chunk worth its cost takes longer, it is cut by layers, and decode steps run between its slices. A
+block that a chunk computes for one row is left to be found in the cache by the others: choices of one prompt compute
+it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from runtime.engine.backend import Backend, Chunk, Result, Span, Want
+from runtime.engine.chunk_cost import ChunkCost
+from runtime.engine.kv_cache import KvCache
+from runtime.engine.sequence import Sequence
+
+PROMPT_LOGPROB_TOKENS = 32
+"""Positions of one span whose logits come to the host at once."""
+
+
+@dataclass
+class Plan:
+    """A chunk whose rows have pages; `layer` layers of it are done. `stays` tell the rows' admissions apart."""
+
+    sequences: list[Sequence] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    stays: list[int] = field(default_factory=list)
+    layer: int = 0
+    seconds: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all spans."""
+        return sum(len(span.tokens) for span in self.spans)
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether all rows are still where they were; otherwise their pages may be others' by now."""
+        return all(
+            sequence.slot is not None and sequence.admissions == stay
+            for sequence, stay in zip(self.sequences, self.stays, strict=True)
+        )
+
+
+class Prefill:
+    """Plans chunks and runs them in slices that keep within `stall_seconds` while anyone decodes."""
+
+    def __init__(self, backend: Backend, cache: KvCache, stall_seconds: float, clock: Callable[[], float]) -> None:
+        """Nothing is known of costs yet: the first chunk is the smallest worth its cost."""
+        self._backend, self._cache, self._stall, self._clock = backend, cache, stall_seconds, clock
+        self._cost = ChunkCost()
+        self._plan: Plan | None = None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a chunk is done in part, its rows still there."""
+        if self._plan is not None and not self._plan.is_valid:
+            self._plan = None
+        return self._plan is not None
+
+    def begin(self, plan: Plan) -> None:
+        """Make a plan the one that `run` works on."""
+        self._plan = plan
+
+    def token_budget(self, *, stalls: bool) -> int:
+        """Tokens for the next chunk; `stalls`: decoding rows wait for it."""
+        low, high = self._backend.prefill_tokens
+        return min(max(self._cost.tokens(self._stall), low), high) if stalls else high
+
+    def reach(self, sequence: Sequence, budget: int) -> int:
+        """Position up to which a row with at least one more page would go, with this many tokens left in the chunk."""
+        assert sequence.slot is not None
+        if sequence.collects_prompt_logprobs:
+            budget = min(budget, PROMPT_LOGPROB_TOKENS)
+        return min(sequence.computed + budget, len(sequence.tokens), self._cache.room(sequence.slot))
+
+    def run(self, *, stalls: bool) -> tuple[float, Plan | None, tuple[Result, ...]]:
+        """Run the next slice: its seconds, and the plan with its results when this was the last one."""
+        plan = self._plan
+        assert plan is not None
+        layers = end = self._backend.prefill_layers
+        expected = self._cost.seconds(plan.tokens)
+        if stalls and expected > self._stall:
+            end = min(layers, plan.layer + max(1, int(layers * self._stall / expected)))
+        begin = self._clock()
+        results = self._backend.prefill(Chunk(tuple(plan.spans), (plan.layer, end)))
+        seconds = self._clock() - begin
+        plan.layer, plan.seconds = end, plan.seconds + seconds
+        if end < layers:
+            return seconds, None, ()
+        self._plan = None
+        self._cost.observe(plan.tokens, plan.seconds)
+        return seconds, plan, results
+
+    def span(self, sequence: Sequence, end: int, want: Want) -> Span:
+        """The row's next tokens, up to `end`."""
+        assert sequence.slot is not None
+        if sequence.collects_prompt_logprobs:
+            want = Want.ALL_LOGITS
+        tokens = sequence.tokens[sequence.computed : end]
+        tables, changed = self._cache.views(sequence.slot)
+        return Span(sequence.slot, tokens, sequence.computed, sequence.request.sampling, want, tables, changed)
