@@ -6,7 +6,8 @@ what it returns. torch is imported inside the commands that need it, so that the
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -18,14 +19,19 @@ from megakernel.hardware import load_hardware
 from megakernel.header import render
 from runtime.report import facts_table, model_table, samples_table
 
+if TYPE_CHECKING:
+    from runtime.server.config import ServeConfig
+
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Time task tables on a card, and check what runs them."
+    no_args_is_help=True,
+    add_completion=False,
+    help="Serve models, time task tables on a card, and check what runs them.",
 )
 
 
 @app.callback()
 def runtime() -> None:
-    """Time task tables on a card (streaming mode: real bytes, waits and order), and show what they run."""
+    """Serve models, show what they are, and time task tables on a card (streaming mode: real bytes, waits, order)."""
 
 
 @app.command()
@@ -130,6 +136,84 @@ def microbench(
     found = run_microbench(load_hardware(locate(chip)))
     write_text_atomic(out, pretty_json(found))
     Console().print(samples_table(found.samples, None))
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        str | None, typer.Argument(help="A TOML file, or a Hugging Face checkpoint folder; a tiny demo model without.")
+    ] = None,
+    *,
+    host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 without.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on, 0 for any free one; 8000 without.")] = None,
+    served_model_name: Annotated[list[str] | None, typer.Option(help="A name of the model; may be repeated.")] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(help="A key that clients need; may be repeated. Files and environment keep them secret."),
+    ] = None,
+    api_key_file: Annotated[
+        str | None, typer.Option(help="A file with one key a line, read again when it changes.")
+    ] = None,
+    admin_key_file: Annotated[str | None, typer.Option(help="Likewise, for the admin routes.")] = None,
+    chat_template: Annotated[
+        str | None, typer.Option(help="A Jinja file instead of the checkpoint's template.")
+    ] = None,
+    parser: Annotated[str | None, typer.Option(help="How turns are marked: auto, north, hermes or plain.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Longest prompt and answer together, in tokens.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Requests that run at once.")] = None,
+    block_size: Annotated[int | None, typer.Option(help="Tokens of a KV block.")] = None,
+    num_gpu_blocks: Annotated[int | None, typer.Option(help="KV blocks; as many as the memory holds without.")] = None,
+    max_waiting: Annotated[int | None, typer.Option(help="Requests that may queue.")] = None,
+    enable_prefix_caching: Annotated[
+        bool | None, typer.Option(help="Keep the KV of prompts for the next request.")
+    ] = None,
+    allowed_origins: Annotated[
+        list[str] | None, typer.Option(help="A browser origin that may call the server; may be repeated.")
+    ] = None,
+) -> None:
+    """Serve a model with OpenAI's HTTP interface."""
+    flags = {name: value for name, value in locals().items() if name != "model"}
+    serving = _need_serving()
+    sys.exit(serving.serve(_serve_config(model, flags), Console().print))
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="A user's message; with --raw, text to be continued.")],
+    *,
+    model: Annotated[str | None, typer.Option(help="A TOML file or checkpoint folder; the demo model without.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 128,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy; the model's default without.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text, without the chat template.")] = False,
+) -> None:
+    """Run one prompt without a server and print what the model says."""
+    _need_serving()
+    from runtime.server.offline import generate as generate_text  # noqa: PLC0415 - torch and the engine
+
+    asked = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    for piece in generate_text(_serve_config(model, {}), prompt, asked, raw=raw):
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+
+
+def _serve_config(model: str | None, flags: dict[str, object]) -> "ServeConfig":
+    """Read a TOML file, or make a config for a folder or the demo model; flags win."""
+    from runtime.server.config import load_config, make_config  # noqa: PLC0415 - light, but the server's
+
+    if model is not None and model.endswith(".toml"):
+        return load_config(Path(locate(model)), flags)
+    return make_config({"model": model}, flags)
+
+
+def _need_serving() -> ModuleType:
+    """Return the module that serves, or refuse in one line where what it needs is not installed."""
+    try:
+        from runtime.server import run  # noqa: PLC0415 - torch, transformers, FastAPI
+    except ImportError as missing:
+        raise ConfigError(f"no module {missing.name!r}, which this command needs: pip install '.[runtime]'") from None
+    return run
 
 
 def _need_card() -> None:

@@ -1,0 +1,17 @@
+"""What outputs are held to: grammars, schemas, calls of declared tools, and how long a model may think."""
+
+from runtime.constraints.answer import ToolSpec, answer_grammar
+from runtime.constraints.grammar import GrammarError, Grammars, Rule
+from runtime.constraints.stages import Staged, ThinkingStage, mask_of, mask_without
+
+__all__ = [
+    "GrammarError",
+    "Grammars",
+    "Rule",
+    "Staged",
+    "ThinkingStage",
+    "ToolSpec",
+    "answer_grammar",
+    "mask_of",
+    "mask_without",
+]
