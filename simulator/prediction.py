@@ -43,14 +43,22 @@ class Prediction:
 
     @property
     def stopped_by(self) -> str:
-        """What stops the step from being faster, in words: a bound it is at, or its most exposed hand-offs."""
+        """What stops the step from being faster, in words: a bound that it is at, or what most of the idle time is."""
         above_ns = self.total_ns - self.bounds.lower_ns
         if above_ns <= self.bounds.lower_ns * AT_A_BOUND_PERCENT / 100.0:
             return f"the {self.bounds.binding} bound: the step is within {AT_A_BOUND_PERCENT:g}% of it"
+        idle = self.breakdown.idle
+        ways = {
+            "hand-offs": idle.hand_offs_ns,
+            "unequal SMs": idle.imbalance_ns,
+            "the step's end": idle.end_ns,
+            "latency and uneven service": idle.start_ns + idle.service_ns,
+        }
+        worst = max(ways, key=lambda name: ways[name])
         found = [f"{off.source} -> {off.waiter}" for off in self.breakdown.hand_offs if off.exposed_ns > 0.0]
-        most = ", most of all in " + " and ".join(dict.fromkeys(found[:2])) if found else ""
-        share = 100.0 * above_ns / self.total_ns
-        return f"hand-offs: {share:.0f}% of the step is above the {self.bounds.binding} bound{most}"
+        most = ", most of all in " + " and ".join(dict.fromkeys(found[:2])) if worst == "hand-offs" and found else ""
+        above = f"the step is {100.0 * above_ns / self.bounds.lower_ns:.0f}% above the {self.bounds.binding} bound"
+        return f"{worst}: {100.0 * ways[worst] / self.total_ns:.0f}% of the step{most}; {above}"
 
     def to_json(self) -> dict[str, object]:
         """Plain data; units are in the names."""
@@ -63,6 +71,8 @@ class Prediction:
             "percent_of_roofline": self.percent_of_roofline,
             "memory_busy_ns": self.breakdown.memory_busy_ns,
             "memory_idle_ns": self.breakdown.memory_idle_ns,
+            "idle": asdict(self.breakdown.idle),
+            "critical_path": asdict(self.breakdown.critical),
             "bounds": asdict(self.bounds) | {"binding": self.bounds.binding},
             "stopped_by": self.stopped_by,
             "kinds": [asdict(kind) for kind in self.breakdown.kinds],

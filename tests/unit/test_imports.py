@@ -15,7 +15,10 @@ OURS = {"megakernel", "simulator", "runtime", "tuner"}
 MAY_IMPORT = {
     "megakernel": {"numpy", "pydantic", "pydantic_core", "megakernel"},
     "simulator": {"numpy", "pydantic", "simpy", "megakernel", "simulator"},
-    "runtime": {"numpy", "pydantic", "torch", "cuda", "safetensors", "transformers", "megakernel", "runtime"},
+    "runtime": {
+        *("numpy", "pydantic", "pydantic_core", "torch", "cuda", "safetensors", "transformers", "tokenizers"),
+        *("fastapi", "starlette", "uvicorn", "jinja2", "llguidance", "prometheus_client", "megakernel", "runtime"),
+    },
     "tuner": {"numpy", "pydantic", "optuna", "megakernel", "simulator", "tuner"},
 }
 

@@ -1,6 +1,7 @@
 """`simulator run` as a user meets it."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -11,7 +12,8 @@ from support.predicting import short_step
 from megakernel.assets import asset
 from megakernel.config import pretty_json
 from megakernel.plan import Plan
-from megakernel.workload import Workload
+from megakernel.tiling import Ring
+from megakernel.workload import Bucket, Workload
 from simulator.cli import main
 from simulator.predict import predict
 
@@ -51,7 +53,8 @@ def test_the_report_has_every_part(command):
     assert (code, err) == (0, "")
     for part in (
         "plan.json on NVIDIA H200: 1 row of 8192 tokens", "roofline", "a second", "critical path", "busiest SM",
-        "task kind", "attend", "hand-off", "up -> down", "exposed us", "stopped by",
+        "task kind", "attend", "hand-off", "up -> down", "exposed us", "critical path: ", "SMs that finished early",
+        "mean slack us", "means over the SMs", "stopped by",
     ):  # fmt: skip
         assert part in out
 
@@ -95,6 +98,58 @@ def test_another_chip_of_the_same_limits_is_taken(command):
     assert slower["ms"] > json.loads(command("plan.json", "--json")[1])["ms"]
 
 
+def test_rows_alone_take_the_smallest_bucket_at_its_nominal_context(here, command):
+    bucket = Bucket(rows=4, max_context_tokens=4096, nominal_context_tokens=1024)
+    wide = plan_of(short_step(layers=2, bucket=bucket, ring=Ring(copy_bytes=8192, stages=12)), north.chip())
+    one = plan_of(short_step(layers=2), north.chip())
+    both = one.model_copy(update={"entries": (*one.entries, *wide.entries)})
+    (here / "both.json").write_text(pretty_json(both), encoding="utf-8")
+    code, out, _ = command("both.json", "--rows", 2)
+    assert code == 0
+    assert "2 rows of 1024 tokens" in out
+    assert "of n = 5 routings" in out
+    found = json.loads(command("both.json", "--rows", 4, "--draws", 3, "--json")[1])
+    assert found["contexts"] == [1024] * 4
+    assert len(found["draws_ms"]) == 3
+    assert min(found["draws_ms"]) < found["ms"] < found["p95_ms"] == max(found["draws_ms"])
+    assert (
+        command("both.json", "--rows", 9)[2]
+        == "error: no bucket for 9 rows; the plan has rows x tokens 1 x 16384, 4 x 4096\n"
+    )
+    (here / "picks.json").write_text(json.dumps({"counts": [[1] * 8 + [0] * 120]}), encoding="utf-8")
+    alike = json.loads(command("both.json", "--rows", 4, "--picks", "picks.json", "--json")[1])
+    assert len(set(alike["draws_ms"])) == 1  # all rows always hit the same eight experts
+    assert alike["ms"] < found["ms"]
+    assert alike["routing"] == "picks of picks.json"
+
+
+def test_names_that_look_like_markup_are_printed_as_they_are(here, command):
+    chip = asset("configs/hardware/h100-sxm.toml").read_text(encoding="utf-8")
+    (here / "[bold]x.toml").write_text(chip.replace('NVIDIA H100 SXM"', '[red]H100[/red]"'), encoding="utf-8")
+    (here / "[blink]p.json").write_text((here / "plan.json").read_text(encoding="utf-8"), encoding="utf-8")
+    code, out, _ = command("[blink]p.json", "--chip", "[bold]x.toml")
+    assert code == 0
+    assert "[blink]p.json on [red]H100[/red]: 1 row" in out
+    assert "[red]H100[/red]: this chip's costs are not calibrated: 16 of 16" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("handoff_ns", "1e300"), ("consume_bytes_per_ns", "1e-300"), ("queue_ramp_ns", "1e300"),
+        ("work_stretch", "1.7e308"), ("datasheet_bytes_per_ns", "1e-300"), ("l2_bytes_per_ns", "1e-300"),
+    ],
+)  # fmt: skip
+def test_absurd_constants_end_as_one_message(here, command, key, value):
+    text = asset("configs/hardware/h200.toml").read_text(encoding="utf-8")
+    changed = re.sub(rf"^{key} = [0-9.]+$", f"{key} = {value}", text, flags=re.MULTILINE)
+    (here / "absurd.toml").write_text(changed, encoding="utf-8")
+    code, out, err = command("plan.json", "--chip", "absurd.toml", "--json")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: NVIDIA H200: no step can be priced with these constants")
+    assert len(err.splitlines()) == 1
+
+
 def test_draws_of_one_row_are_all_alike_and_exact_mode_is_near(command):
     draws = json.loads(command("plan.json", "--draws", 3, "--zipf", 1.0, "--json")[1])["draws_ms"]
     assert len(draws) == 3
@@ -107,7 +162,7 @@ def test_the_plans_own_model_is_accepted(here, command):
     (here / "whole.json").write_text(pretty_json(plan_of(north.step(), north.chip())), encoding="utf-8")
     code, _, err = command("whole.json", "--model", "configs/models/CohereLabs--North-Mini-Code-1.0.json", "--rows", 2)
     assert code == 2  # the model is right, the rows are not
-    assert err == "error: no bucket for 2 rows of 1 tokens; the plan has rows x tokens 1 x 16384\n"
+    assert err == "error: no bucket for 2 rows; the plan has rows x tokens 1 x 16384\n"
 
 
 @pytest.mark.parametrize(
@@ -117,6 +172,9 @@ def test_the_plans_own_model_is_accepted(here, command):
         (("plan.json", "--chip", "none.toml"), "none.toml: no such file"),
         (("plan.json", "--context", 20000), "no bucket for 1 rows of 20000 tokens; the plan has rows x tokens 1 x"),
         (("plan.json", "--rows", 3, "--context", 5, "--context", 6), "--rows is 3, but --context is given for 2 rows"),
+        (("plan.json", "--report", "none/page.html"), "none/page.html: cannot be written"),
+        (("plan.json", "--zipf", 1, "--picks", "picks.json"), "--zipf and --picks are two routing laws; give one"),
+        (("plan.json", "--picks", "none.json"), "none.json: no such file"),
         (("plan.json", "--trace", "none/trace.json"), "none/trace.json: cannot be written"),
         (("none.json", "--trace", "none/trace.json"), "none/trace.json: cannot be written"),
         (("broken.json",), "broken.json: not valid JSON"),

@@ -166,7 +166,7 @@ def test_bad_input_is_one_message_and_exit_code_2(command, here, file, old, new,
         (("search", "search.toml", "--out", "p.json", "--trials", "0"), "`budget.trials` must be greater than"),
         (
             ("search", "search.toml", "--out", "p.json", "--set", "space.ring.copy_bytes=[300032]"),
-            "[space] leaves nothing that sixteen SMs can run; for example:\n  ring.stages is 3 x 300032 bytes: with",
+            "[space] leaves nothing that sixteen SMs can run; for example:\n  ring.copy_bytes is 300032, needed whole",
         ),
         *(
             (("search", "search.toml", "--out", "p.json", "--set", f"space.{key}=[{value}]"), f"space.{key}.0")
