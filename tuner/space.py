@@ -11,8 +11,9 @@ from megakernel import limits
 from megakernel.hardware import HardwareSpec
 from megakernel.lowering.mlp import max_experts, up_tiles
 from megakernel.model import ModelSpec, RoutedMlp
-from megakernel.tiling import UNIT_ROWS, Choices, Cut, Interleave, Ring, Rounding, Segment
+from megakernel.tiling import MAX_TASKS, TILE_COLUMNS, UNIT_ROWS, Choices, Cut, Interleave, Ring, Rounding, Segment
 from megakernel.workload import Bucket
+from megakernel.workspace import CONSUMER_WARPS, chunk_pieces, least_copy_bytes, products, slice_bytes
 from tuner.orders import WHOLE, Orders
 from tuner.search_config import SpaceValues
 
@@ -72,6 +73,7 @@ class Space:
     ) -> None:
         """Draw the values that `values` leaves open from the model, the bucket and the chip."""
         self._rounding = rounding
+        self._model, self._bucket, self._chip = model, bucket, chip
         self._page_tokens = values.rounding.page_tokens
         self._has_route = any(isinstance(layer.mlp, RoutedMlp) for layer in model.layers)
         self._joins_route = self._has_route and model.block == "parallel"
@@ -100,7 +102,12 @@ class Space:
         if interleave.router_with_project:  # then nothing is cut by it
             del counts["route"]
         cut = Cut.model_validate(counts)
-        return Choices(rounding=self._rounding_of(number), cut=cut, ring=_ring_of(number), interleave=interleave)
+        ring = _ring_of(number)
+        choices = Choices(rounding=self._rounding_of(number), cut=cut, ring=ring, interleave=interleave)
+        fits = limits.most_stages(self._model, self._bucket, choices, self._chip)
+        if fits >= ring.stages or fits < limits.least_stages():
+            return choices
+        return choices.model_copy(update={"ring": _ring_of(number, most_stages=fits)})
 
     def nearest(self, choices: Choices) -> Point:
         """The point that means `choices`, or is near it where the space has no such value."""
@@ -158,15 +165,28 @@ class Space:
             counts = getattr(values.cut, op) or task_counts(units, chip.num_sms, least, most)
             yield _ordered(f"cut.{op}", counts)
         ring = values.ring
-        free = limits.most_stages(model, bucket, KIB, chip) * KIB
-        least = limits.least_stages() * max(ring.copy_bytes)
+        rounding = self._rounding or Rounding(page_tokens=self._page_tokens)
+        slices = [slice_bytes(columns, rounding) for columns in products(model, rounding).values()]
+        copies = [
+            size
+            for size in ring.copy_bytes
+            if size >= least_copy_bytes(model, rounding) and not any(size % each for each in slices)
+        ]
+        copies = copies or list(ring.copy_bytes)  # to be refused by name
+        free = max(_most_ring_bytes(model, bucket, chip, size, rounding) for size in copies)
+        least = min(limits.least_stages() * max(copies), free)
         caps = ring.in_flight_cap_bytes or (*(each * KIB for each in CAPS_KIB), 0)
-        yield _ordered("ring.copy_bytes", ring.copy_bytes)
+        yield _ordered("ring.copy_bytes", copies)
         yield _ordered("ring.ring_bytes", ring.ring_bytes or (*range(least, free, RING_STEP_KIB * KIB), free))
         yield _ordered("ring.in_flight_cap_bytes", (_cap_value(each or None) for each in caps))
         if self._rounding is None:
-            splits = [n for n in values.rounding.project_k_splits if model.hidden_size % (n * UNIT_ROWS) == 0]
-            yield _ordered("rounding.chunk_tokens", values.rounding.chunk_tokens)
+            splits = [n for n in values.rounding.project_k_splits if model.hidden_size % (n * TILE_COLUMNS) == 0]
+            chunks = [
+                size
+                for size in values.rounding.chunk_tokens
+                if size % self._page_tokens == 0 and all(_shares_warps(model, rounding, size, copy) for copy in copies)
+            ]
+            yield _ordered("rounding.chunk_tokens", chunks or values.rounding.chunk_tokens)
             yield _ordered("rounding.project_k_splits", splits or values.rounding.project_k_splits)
         interleave = values.interleave
         groups = (chip.num_sms * part // TWELFTHS for part in range(TWELFTHS))
@@ -218,20 +238,37 @@ def _units(model: ModelSpec, bucket: Bucket) -> dict[str, int]:
     return {op: max(count, 1) for op, count in units.items()}
 
 
+def _shares_warps(model: ModelSpec, rounding: Rounding, chunk_tokens: int, copy_bytes: int) -> bool:
+    """Whether warps can share out the pieces that such copies cut a chunk into."""
+    chunk = rounding.model_copy(update={"chunk_tokens": chunk_tokens})
+    return CONSUMER_WARPS % chunk_pieces(model, chunk, copy_bytes) == 0
+
+
+def _most_ring_bytes(model: ModelSpec, bucket: Bucket, chip: HardwareSpec, copy_bytes: int, rounding: Rounding) -> int:
+    """Bytes of the largest ring of such copies, whatever else is chosen."""
+    ring = Ring(copy_bytes=copy_bytes, stages=limits.least_stages())
+    probe = PROBE.model_copy(update={"ring": ring, "rounding": rounding})
+    return limits.most_stages(model, bucket, probe, chip) * copy_bytes
+
+
 def _orders(model: ModelSpec, *, joined: bool, parts: int) -> Orders:
     """Orders of a layer whose router runs with the projection, or by itself."""
     interleave = Interleave(order=("project",), router_with_project=joined)
-    probe = Choices(
-        cut=Cut(project=1, attend=1, merge=1, output=1, up=1, down=1, head=1),
-        ring=Ring(copy_bytes=KIB, stages=2),
-        interleave=interleave,
-    )
+    probe = PROBE.model_copy(update={"interleave": interleave})
     return Orders(limits.layer_ops(model, probe), limits.order_pairs(model, probe), parts)
 
 
-def _ring_of(number: Callable[[str], int]) -> Ring:
+PROBE = Choices(
+    cut=Cut(project=1, attend=1, merge=1, output=1, up=1, down=MAX_TASKS, head=1),
+    ring=Ring(copy_bytes=KIB, stages=2),
+    interleave=Interleave(order=("project",)),
+)
+"""Some choices, to ask `limits` with."""
+
+
+def _ring_of(number: Callable[[str], int], most_stages: int = MAX_TASKS) -> Ring:
     copy, size = number("ring.copy_bytes"), number("ring.ring_bytes")
-    stages = max(size // copy, limits.least_stages())
+    stages = min(max(size // copy, limits.least_stages()), most_stages)
     cap = number("ring.in_flight_cap_bytes")
     copies = max(cap // copy, 1)
     return Ring(copy_bytes=copy, stages=stages, in_flight_cap_bytes=copies * copy if copies < stages else None)
