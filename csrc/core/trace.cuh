@@ -43,16 +43,6 @@ __device__ __forceinline__ void lap(const Context& context, const Slot& slot, ui
   }
 }
 
-// The same of all warps.
-__device__ __forceinline__ void lap_any(const Context& context, const Slot& slot, uint32_t abi::Trace::* member,
-                                        uint32_t& from) {
-  if constexpr (spec::kTrace) {
-    const uint32_t now = trace_time(context);
-    if (context.lane == 0) ptx::add_shared(const_cast<Slot&>(slot).trace.*member, now - from);
-    from = now;
-  }
-}
-
 // Writes a finished record's trace to memory, by one thread.
 __device__ __forceinline__ void write_trace(const Context& context, Slot& slot) {
   if constexpr (spec::kTrace) {

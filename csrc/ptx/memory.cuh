@@ -132,16 +132,6 @@ __device__ __forceinline__ void xor_shared(uint32_t& word, uint32_t value) {
   asm volatile("red.relaxed.cta.shared::cta.xor.b32 [%0], %1;" ::"r"(shared_address(&word)), "r"(value) : "memory");
 }
 
-// Swaps a word of shared memory; returns what it was. Relaxed, block scope.
-__device__ __forceinline__ uint32_t swap_shared(uint32_t& word, uint32_t value) {
-  uint32_t old;
-  asm volatile("atom.relaxed.cta.shared::cta.exch.b32 %0, [%1], %2;"
-               : "=r"(old)
-               : "r"(shared_address(&word)), "r"(value)
-               : "memory");
-  return old;
-}
-
 // Adds to a word of shared memory; returns what it was. Acquire and release, block scope: the last to add knows what
 // all the others did before they added.
 __device__ __forceinline__ uint32_t add_shared(uint32_t& word, uint32_t value) {

@@ -32,11 +32,4 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&to)[4], uint
                : "memory");
 }
 
-// Transposes one 8 x 8 matrix of 16-bit elements across the warp: lane (g, t) holds row g, columns 2t and 2t+1.
-__device__ __forceinline__ uint32_t transpose(uint32_t pair) {
-  uint32_t turned;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
-  return turned;
-}
-
 }  // namespace mk::ptx

@@ -54,7 +54,6 @@ class Decoder:
         self.next_step = first_step
         self._addresses = self.buffers.set_inputs(LiveInputs(self.rows, self.pages, inputs.routed))
         self._tokens = self.buffers.tensor("tokens", (step.bucket.rows,), torch.int32)
-        self._first = True
 
     def join(
         self,
