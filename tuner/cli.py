@@ -10,9 +10,11 @@ import shlex
 import signal
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from concurrent.futures import BrokenExecutor
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from types import FrameType
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -21,23 +23,29 @@ from rich.live import Live
 from megakernel.assets import locate
 from megakernel.config import ConfigError, check_writable, load_json, pretty_json, write_text_atomic
 from megakernel.plan import Plan
-from tuner import report
+from tuner import insight, report
+from tuner.export import choices_toml, entry_of
+from tuner.journal import open_journal
 from tuner.problem import load_problem
 from tuner.refresh import refresh as run_refresh
 from tuner.search import plan_of
 from tuner.search import search as run_search
+from tuner.study import Ended
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Search plans, and keep them up to date.")
 
 INTERRUPTED = 130
 """Exit code of a search that was interrupted before it had a result."""
 
+WORKER_LOST = 1
+"""Exit code of a search that lost one of its processes, with or without a result."""
+
 PlanPath = Annotated[str, typer.Argument(help="A plan file.")]
 
 
 @app.callback()
 def tuner() -> None:
-    """Search the choices of a plan; show and refresh plans."""
+    """Search the choices of a plan; show, export and refresh plans."""
 
 
 @app.command()
@@ -53,35 +61,53 @@ def search(
         list[str] | None, typer.Option("--set", help="Any key of the search file: --set ladder.draws=5.")
     ] = None,
     picture: Annotated[str | None, typer.Option(help="Also write the report as a picture: .svg or .html.")] = None,
+    journal: Annotated[str | None, typer.Option(help="Optuna journal of the search; OUT.journal by default.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what the journal knows.")] = False,
 ) -> None:
     """Search a plan for every bucket of CONFIG and write it to OUT; Ctrl-C ends the search and keeps the best so far.
 
     The result is never worse than the hand plan, the reference plan or the reference's order under the hand plan's
-    cap, which always race. Exit code 0 also after Ctrl-C, once there is a plan to write; 130 before that.
+    cap, which always race. However a search ended, the same command goes on from its journal; a larger budget is no
+    other search. Exit code 0 also after Ctrl-C or SIGTERM, once there is a plan to write; 130 before that; 1 when a
+    worker was lost.
     """
-    _check_outputs(out, picture)
+    kept = _journal_path(out, journal)
+    _check_outputs(out, picture, kept)
     problem = load_problem(config, [*_flags(seconds, trials, seed, jobs), *(assignments or [])])
     buckets = problem.config.buckets
     shown = report.LiveSearch(buckets, problem.config.budget)
     progress_console = Console(stderr=True)
+    opened = nullcontext() if kept is None else open_journal(kept, problem, fresh=fresh)
     try:
-        with Live(shown, console=progress_console, transient=True):
-            results = run_search(problem, shown.update)
+        with opened as record, _ended_by_sigterm():
+            if record is not None and record.num_trials:
+                progress_console.print(
+                    f"going on from {record.num_trials} candidates in {kept}", soft_wrap=True, markup=False
+                )
+            with Live(shown, console=progress_console, transient=True):
+                results = run_search(problem, shown.update, journal=record)
     except KeyboardInterrupt:
         progress_console.print("interrupted before there was a result; nothing is written", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
+    except BrokenExecutor:
+        progress_console.print("a worker was lost before there was a result; nothing is written", soft_wrap=True)
+        raise typer.Exit(WORKER_LOST) from None
     command = shlex.join(["tuner", *sys.argv[1:]]).encode(errors="backslashreplace").decode()
     with _undisturbed():
         write_text_atomic(out, pretty_json(plan_of(problem, results, command)))
     console = Console(record=picture is not None)
     for each in results:
         console.print(report.result(each))
-    if any(each.raced.is_interrupted for each in results) or len(results) < len(buckets):
-        console.print(f"interrupted: the best so far, for {len(results)} of {len(buckets)} buckets", style="yellow")
+    ended = results[-1].raced.ended
+    if ended is not Ended.COMPLETE:
+        so_far = f"{ended.value}: the best so far, for {len(results)} of {len(buckets)} buckets"
+        console.print(so_far + ("" if kept is None else "; the same command goes on"), style="yellow", soft_wrap=True)
     console.print(f"wrote {out}", soft_wrap=True, markup=False)
     if picture is not None:
         is_svg = Path(picture).suffix == ".svg"
         write_text_atomic(picture, console.export_svg(title="tuner search") if is_svg else console.export_html())
+    if ended is Ended.WORKER_LOST:
+        raise typer.Exit(WORKER_LOST)
 
 
 @app.command()
@@ -102,9 +128,47 @@ def refresh(
 
 
 @app.command()
-def show(plan: PlanPath) -> None:
-    """Show what a plan chooses, for which buckets, and whom it beat."""
-    Console().print(report.plan(load_json(locate(plan), Plan)))
+def show(
+    plan: PlanPath,
+    *,
+    journal: Annotated[str | None, typer.Option(help="The journal of its search: what all candidates teach.")] = None,
+    plots: Annotated[str | None, typer.Option(help="Folder for pages of the journal's history and slices.")] = None,
+) -> None:
+    """Show what a plan chooses, for which buckets, whom it beat, and what each choice is worth."""
+    if plots is not None:
+        if journal is None:
+            raise ConfigError("--plots draws a journal; needed --journal FILE as well")
+        insight.check_plots()
+    found = load_json(locate(plan), Plan)
+    studies = None if journal is None else insight.studies_of(journal, found)
+    insights = map(insight.of_plan, found.entries) if studies is None else map(insight.of_study, studies)
+    console = Console()
+    console.print(report.plan(found, list(insights)))
+    if plots is not None and studies is not None:
+        _make_folder(plots)
+        for idx, study in enumerate(studies):
+            for path in insight.plot(study, Path(plots), idx + 1):
+                console.print(f"wrote {path}", soft_wrap=True, markup=False)
+
+
+@app.command()
+def export(
+    plan: PlanPath,
+    *,
+    out: Annotated[str, typer.Option(help="The choices to write, TOML.")],
+    bucket: Annotated[str | None, typer.Option(help="Which bucket's, such as 1x16384, if there are several.")] = None,
+) -> None:
+    """Write the winning choices of a plan as a file of choices, to edit or to race against."""
+    check_writable(out)
+    write_text_atomic(out, choices_toml(entry_of(load_json(locate(plan), Plan), bucket)))
+    Console().print(f"wrote {out}", soft_wrap=True, markup=False)
+
+
+def _make_folder(path: str) -> None:
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--plots {path}: not a folder that can be made: {error.strerror}") from None
 
 
 @contextmanager
@@ -117,8 +181,31 @@ def _undisturbed() -> Generator[None]:
         signal.signal(signal.SIGINT, answer)
 
 
-def _check_outputs(out: str, picture: str | None) -> None:
+@contextmanager
+def _ended_by_sigterm() -> Generator[None]:
+    """Answer SIGTERM as Ctrl-C: workers are ended and the best so far is kept."""
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    answer = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, answer)
+
+
+def _journal_path(out: str, journal: str | None) -> str | None:
+    """Where the journal is kept: beside the plan, unless that goes to a stream."""
+    if journal is not None:
+        return journal
+    return None if Path(out).exists() and not Path(out).is_file() else f"{out}.journal"
+
+
+def _check_outputs(out: str, picture: str | None, journal: str | None) -> None:
     check_writable(out)
+    if journal is not None and Path(journal).resolve() in {Path(each).resolve() for each in (out, picture) if each}:
+        raise ConfigError(f"--journal {journal}: is another output too; needed a file of its own")
     if picture is not None:
         if Path(picture).suffix not in (".svg", ".html"):
             raise ConfigError(f"--picture {picture}: needed a name that ends in .svg or .html")

@@ -1,7 +1,8 @@
 """Small steps away from the best candidates so far, for a sampler that looks far and wide by itself.
 
 A sampler learns which values tend to be good; it seldom takes the leader and turns one knob, which is how most of the
-last percents are found. Owns what a small step is. Its draws are its own, seeded, so that a search stays reproducible.
+last percents are found. Owns what a small step is. Its draws are its own, seeded for each candidate, so that a search
+stays reproducible wherever it is taken up again.
 Used by `study.py`.
 """
 
@@ -26,12 +27,16 @@ RETRIES = 20
 class Neighbours:
     """The leaders so far, and steps away from them."""
 
-    def __init__(self, space: Space, seed: int) -> None:
+    def __init__(self, space: Space) -> None:
         """Know nobody yet."""
         self._dimensions = [each for each in space.dimensions if len(each.values) > 1]
-        self._chance = Random(seed)
+        self._chance = Random(0)
         self._space = space
         self._leaders: dict[Choices, tuple[float, Point]] = {}
+
+    def seed(self, seed: int) -> None:
+        """Let the draws that follow depend on `seed` alone."""
+        self._chance = Random(seed)
 
     def learn(self, ns: float, point: Point) -> None:
         """Note how a point did; only the best few are kept."""

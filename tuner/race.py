@@ -18,7 +18,7 @@ from megakernel.config import ConfigError
 from megakernel.tiling import Choices
 from tuner.outcome import Illegal, Outcome, Refused, Rung, Scored, few_layers_ns
 from tuner.problem import Baseline
-from tuner.workers import Workers
+from tuner.workers import NotedWorkers
 
 SEEN, ILLEGAL, REFUSED = "seen before", "illegal", "refused by verify"
 BOUNDED, FEW, ALL = "bound above the leader", "scored on few layers", "scored on all layers"
@@ -41,7 +41,7 @@ class Standing:
 class Race:
     """Outcomes of all candidates; `counts` says what became of them."""
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(self, workers: NotedWorkers) -> None:
         """Nobody has started."""
         self._workers = workers
         self._names: dict[Choices, str] = {}

@@ -19,6 +19,7 @@ from megakernel.plan import Plan, PlanEntry
 from megakernel.tiling import Choices
 from megakernel.workload import Bucket
 from tuner import plot
+from tuner.insight import Insight, shown
 from tuner.problem import HAND
 from tuner.race import COUNTED, Standing
 from tuner.refresh import Refreshed
@@ -31,6 +32,9 @@ PHASES = {
     "search": "searching",
     "finals": "scoring the finalists on all layers",
 }
+
+SHOWN_VALUES = 5
+"""Values of a choice that are shown, best first."""
 
 SHOWN_SPREAD = 1.0005
 """A p95 over routings this much above the mean has a column of its own."""
@@ -127,7 +131,7 @@ def _standings(found: BucketResult) -> Table:
         speed, share = found.bucket.rows * 1e9 / ns, 100.0 * best.score.roofline_ns / ns
         above = 100.0 * (ns / found.floor_ns - 1.0)
         times = [f"{each / 1e6:.3f}" for each in (ns, *([p95_ns] if varies else []))]
-        table.add_row(name, *times, f"{speed:.1f}", f"{share:.1f}", f"{above:.1f}%", style=style)
+        table.add_row(*_plain(name, *times, f"{speed:.1f}", f"{share:.1f}", f"{above:.1f}%"), style=style)
     return table
 
 
@@ -140,7 +144,7 @@ def differences(one: Choices, other: Choices, names: tuple[str, str]) -> Table:
     first, second = dict(_flat(one)), dict(_flat(other))
     for key, value in first.items():
         if second[key] != value:
-            table.add_row(key, value, second[key])
+            table.add_row(*_plain(key, value, second[key]))
     return table
 
 
@@ -148,46 +152,72 @@ def _flat(choices: Choices) -> Iterable[tuple[str, str]]:
     parts = {"rounding": choices.rounding, "cut": choices.cut, "ring": choices.ring, "interleave": choices.interleave}
     for group, part in parts.items():
         for key, value in part:
-            yield f"{group}.{key}", _shown(value)
+            yield f"{group}.{key}", shown(value)
 
 
-def _shown(value: object) -> str:
-    match value:
-        case None:
-            return "none"
-        case bool():
-            return "yes" if value else "no"
-        case tuple():
-            return " ".join(str(each) for each in value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-        case _:
-            return str(value)
-
-
-def plan(shown: Plan) -> RenderableType:
-    """A plan: what it is for, its choices and whom they beat."""
-    state = "stale: run `tuner refresh`" if shown.stale else "up to date"
-    how = shown.provenance
-    head = f"{shown.model.family}, {shown.model.num_layers} layers, on {shown.hardware.name}; {state}"
+def plan(one: Plan, insights: Sequence[Insight]) -> RenderableType:
+    """A plan: what it is for, its choices, whom they beat and what each was worth, by the insight of each entry."""
+    state = "stale: run `tuner refresh`" if one.stale else "up to date"
+    how = one.provenance
+    head = f"{one.model.family}, {one.model.num_layers} layers, on {one.hardware.name}; {state}"
     lines: list[RenderableType] = [
         Text(head, style="bold"),
         Text(f"{how.command}\n{how.candidates} candidates, seed {how.seed}", style="dim"),
     ]
-    return Group(*lines, *(_entry(each) for each in shown.entries))
+    return Group(*lines, *(_entry(*each) for each in zip(one.entries, insights, strict=True)))
 
 
-def _entry(entry: PlanEntry) -> RenderableType:
+def _entry(entry: PlanEntry, insight: Insight) -> RenderableType:
     choices = Table(box=None, pad_edge=False, header_style="bold")
     choices.add_column("choice", no_wrap=True)
     choices.add_column("value")
     for key, value in _flat(entry.choices):
-        choices.add_row(key, value)
-    scores = Table(box=None, pad_edge=False)
-    for name in ("", "ms", "tok/s"):
-        scores.add_column(name, justify="left" if not name else "right")
-    for name, ns in (("this plan", entry.predicted_ns), *((each.name, each.predicted_ns) for each in entry.losers)):
+        choices.add_row(*_plain(key, value))
+    parts: list[RenderableType] = [choices, Text(), _leaderboard(entry)]
+    if insight.worths:
+        parts += [Text(), _worths(insight)]
+    return Panel(Group(*parts), title=bucket_title(entry.bucket), title_align="left")
+
+
+def _leaderboard(entry: PlanEntry) -> Table:
+    """Who came where. The bound is of this plan's choices; other choices have another, which the plan does not keep."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("", "ms", "tok/s", "slower", "above the bound"):
+        table.add_column(name, justify="left" if not name else "right", no_wrap=not name)
+    best_ns, bound_ns = entry.predicted_ns, entry.bound_ns
+    scored = [("this plan", best_ns), *((each.name, each.predicted_ns) for each in entry.losers)]
+    for name, ns in [*scored, ("bound of these choices", bound_ns)]:
         if ns is not None:
-            scores.add_row(name, f"{ns / 1e6:.3f}", f"{entry.bucket.rows * 1e9 / ns:.1f}")
-    return Panel(Group(choices, scores), title=bucket_title(entry.bucket), title_align="left")
+            slower = "" if best_ns is None or ns == bound_ns else f"{100.0 * (ns / best_ns - 1.0):.1f}%"
+            above = "" if bound_ns is None else f"{100.0 * (ns / bound_ns - 1.0):.1f}%"
+            table.add_row(*_plain(name, f"{ns / 1e6:.3f}", f"{entry.bucket.rows * 1e9 / ns:.1f}", slower, above))
+    return table
+
+
+def _worths(insight: Insight) -> Table:
+    """The best time with each value of a choice, those choices first that matter most."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("choice", no_wrap=True)
+    if insight.importances:
+        table.add_column("matters", justify="right")
+    table.add_column(f"best with each value, above the best of {insight.num_candidates} ({insight.source})")
+    best_ns = min(worths[0].best_ns for worths in insight.worths.values())
+
+    def spread(name: str) -> float:
+        return insight.importances.get(name, 0.0) or insight.worths[name][1].best_ns / best_ns - 1.0
+
+    for name in sorted(insight.worths, key=spread, reverse=True):
+        worths = insight.worths[name]
+        each = [f"{worth.value} +{100.0 * (worth.best_ns / best_ns - 1.0):.1f}%" for worth in worths[:SHOWN_VALUES]]
+        more = [f"{len(worths) - SHOWN_VALUES} more"] if len(worths) > SHOWN_VALUES else []
+        matters = [f"{100.0 * insight.importances.get(name, 0.0):.0f}%"] if insight.importances else []
+        table.add_row(*_plain(name, *matters, ", ".join([*each, *more])))
+    return table
+
+
+def _plain(*cells: str) -> list[Text]:
+    """Cells as they are: a name in a file is no markup."""
+    return [Text(each) for each in cells]
 
 
 def refreshed(found: Refreshed) -> RenderableType:
@@ -200,7 +230,7 @@ def refreshed(found: Refreshed) -> RenderableType:
         before, after = change.before.predicted_ns, change.after.predicted_ns
         same = change.before.table_digest == change.after.table_digest
         times = [f"{ns / 1e6:.3f}" if ns is not None else "unknown" for ns in (before, after)]
-        table.add_row(bucket_title(change.after.bucket), *times, "as before" if same else "new")
+        table.add_row(*_plain(bucket_title(change.after.bucket), *times, "as before" if same else "new"))
         notes += [Text(f"{name} can't run any more and is dropped from the losers") for name in change.dropped]
         notes += [
             Text(f"{each.name} is now predicted faster, {each.predicted_ns / 1e6:.3f} ms: search again", style="yellow")

@@ -7,7 +7,8 @@ score. Called by the `tuner` command.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import BrokenExecutor
+from dataclasses import dataclass, replace
 
 from megakernel.build import build_step
 from megakernel.config import canonical_json, digest
@@ -16,10 +17,11 @@ from megakernel.tiling import Rounding
 from megakernel.workload import Bucket, Workload
 from simulator.bounds import bounds
 from tuner.evaluate import Evaluator, SimulatorEvaluator
+from tuner.journal import Journal
 from tuner.problem import Baseline, Problem
 from tuner.race import Standing
 from tuner.space import Space
-from tuner.study import BucketStudy, Progress, Raced
+from tuner.study import BucketStudy, Ended, Progress, Raced
 from tuner.workers import Workers
 
 LOSERS = 4
@@ -61,22 +63,27 @@ def simulator_evaluator(problem: Problem, bucket: Bucket) -> Evaluator:
 
 
 def search(
-    problem: Problem, watch: Watch, evaluator_for: EvaluatorFor = simulator_evaluator
+    problem: Problem,
+    watch: Watch,
+    evaluator_for: EvaluatorFor = simulator_evaluator,
+    journal: Journal | None = None,
 ) -> tuple[BucketResult, ...]:
-    """Search every bucket; an interrupt ends it early with the buckets that have a result.
+    """Search every bucket, from where `journal` ends; an interrupt or a lost worker leaves the buckets with a result.
 
-    KeyboardInterrupt when there is none yet.
+    The last result says why there is no more. KeyboardInterrupt or BrokenExecutor when there is none yet.
     """
     results: list[BucketResult] = []
+    kept = journal or Journal.in_memory()
     for idx in range(len(problem.config.buckets)):
         rounding = results[0].best.choices.rounding if results else None
         try:
-            results.append(_search_bucket(problem, idx, rounding, watch, evaluator_for))
-        except KeyboardInterrupt:
+            results.append(_search_bucket(problem, idx, rounding, watch, evaluator_for, kept))
+        except (KeyboardInterrupt, BrokenExecutor) as error:
             if not results:
                 raise
-            break
-        if results[-1].raced.is_interrupted:
+            ended = Ended.WORKER_LOST if isinstance(error, BrokenExecutor) else Ended.INTERRUPTED
+            results[-1] = replace(results[-1], raced=replace(results[-1].raced, ended=ended))
+        if results[-1].raced.ended is not Ended.COMPLETE:
             break
     return tuple(results)
 
@@ -102,15 +109,22 @@ def plan_of(problem: Problem, results: tuple[BucketResult, ...], command: str) -
     )
 
 
+def study_name(idx: int, bucket: Bucket, rounding: Rounding | None) -> str:
+    """Name of a bucket's study; buckets after the first are searched for one rounding."""
+    settled = "" if rounding is None else f", rounding {digest(rounding).removeprefix('sha256:')[:8]}"
+    return f"bucket {idx + 1}: {bucket.rows} x {bucket.max_context_tokens}{settled}"
+
+
 def _search_bucket(
-    problem: Problem, idx: int, rounding: Rounding | None, watch: Watch, evaluator_for: EvaluatorFor
+    problem: Problem, idx: int, rounding: Rounding | None, watch: Watch, evaluator_for: EvaluatorFor, journal: Journal
 ) -> BucketResult:
     config, bucket = problem.config, problem.config.buckets[idx]
     racing = tuple(_with_rounding(each, rounding) for each in problem.baselines)
     space = Space(problem.model, bucket, problem.chip, config.space, rounding)
     evaluator = evaluator_for(problem, bucket)
+    study = journal.bucket(study_name(idx, bucket, rounding))
     with Workers(evaluator, config.proposals.jobs) as workers:
-        raced = BucketStudy(space, racing, config, workers, lambda progress: watch(idx, progress)).run()
+        raced = BucketStudy(space, racing, config, workers, study, lambda progress: watch(idx, progress)).run()
     by_choices = {each.choices: each for each in raced.standings}
     baselines = tuple(Standing(each.name, each.choices, by_choices[each.choices].score) for each in racing)
     workload = Workload.nominal(bucket).model_copy(update={"routing": config.routing})

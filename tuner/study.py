@@ -1,8 +1,9 @@
 """The search of one bucket: Optuna proposes, the race answers, until the budget is spent.
 
 Owns the loop of ask and tell. Candidates are asked in batches and told in batches, in the order in which they were
-asked, so that seed and number of trials alone decide the result. The study lives in memory: it is cheaper to search
-again than to keep. Called by `search.py`.
+asked, and every ask is seeded by its number, so that seed and number of trials alone decide the result, however often
+the search was ended and taken up again. Proposals come from a study in memory; the journal keeps the same trials, each
+written whole. Called by `search.py`.
 """
 
 from __future__ import annotations
@@ -11,20 +12,25 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass
+from enum import Enum
+from itertools import groupby
+from random import Random
 from time import monotonic
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
-from optuna.trial import Trial, TrialState
+from optuna.storages import InMemoryStorage
+from optuna.trial import TrialState, create_trial
 
+from tuner.journal import BATCH, BucketJournal, tell
 from tuner.neighbours import Neighbours
-from tuner.outcome import Outcome, Rung, Scored, few_layers_ns
+from tuner.outcome import few_layers_ns
 from tuner.problem import Baseline
 from tuner.race import Race, Standing
 from tuner.search_config import Proposals, SearchConfig
-from tuner.space import Space
-from tuner.workers import Workers
+from tuner.space import Point, Space
+from tuner.workers import NotedWorkers, Workers
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,14 @@ class Progress:
     standings: tuple[Standing, ...]
 
 
+class Ended(Enum):
+    """Why a search ended."""
+
+    COMPLETE = "complete"
+    INTERRUPTED = "interrupted"
+    WORKER_LOST = "a worker was lost"
+
+
 @dataclass(frozen=True)
 class Raced:
     """What a bucket's search came to: everybody scored on all layers, best first, and the way there."""
@@ -54,7 +68,16 @@ class Raced:
     counts: Counter[str]
     attempts: tuple[Attempt, ...]
     elapsed_s: float
-    is_interrupted: bool
+    ended: Ended = Ended.COMPLETE
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A candidate in its trial; `is_told` where an earlier run ended it."""
+
+    number: int
+    point: Point
+    is_told: bool = False
 
 
 Watch = Callable[[Progress], None]
@@ -64,57 +87,101 @@ class BucketStudy:
     """One search; `run` may be called once."""
 
     def __init__(
-        self, space: Space, baselines: tuple[Baseline, ...], config: SearchConfig, workers: Workers, watch: Watch
+        self,
+        space: Space,
+        baselines: tuple[Baseline, ...],
+        config: SearchConfig,
+        workers: Workers,
+        journal: BucketJournal,
+        watch: Watch,
     ) -> None:
         """Take what the search needs; nothing is proposed or scored yet."""
         self._space, self._baselines, self._config, self._watch = space, baselines, config, watch
-        self._race = Race(workers)
-        self._neighbours = Neighbours(space, config.proposals.seed)
+        self._journal = journal
+        self._race = Race(NotedWorkers(workers, journal))
+        self._neighbours = Neighbours(space)
         self._distributions = _distributions(space)
         self._attempts: list[Attempt] = []
-        self._started_s = monotonic()
+        self._started_s = monotonic() - journal.elapsed_s
+        self._storage = InMemoryStorage()
+        self._study = optuna.create_study(storage=self._storage)
 
     def run(self) -> Raced:
-        """Search; an interrupt after the baselines are scored ends it early with what there is."""
+        """Search; an interrupt or a lost worker after the baselines are scored ends it early with what there is."""
         self._report("baselines")
+        self._journal.describe({each.name: each.values for each in self._space.dimensions})
         self._race.enter_baselines(self._baselines)
-        is_interrupted = False
+        ended = Ended.COMPLETE
         try:
             self._propose()
             self._report("finals")
             self._race.enter_finals(self._config.ladder.finalists)
-        except (KeyboardInterrupt, BrokenExecutor):  # a lost worker costs the rest of the search, not its result
-            is_interrupted = True
+        except KeyboardInterrupt:
+            ended = Ended.INTERRUPTED
+        except BrokenExecutor:
+            ended = Ended.WORKER_LOST
         race = self._race
-        return Raced(race.standings, race.counts, tuple(self._attempts), self._elapsed_s, is_interrupted)
+        return Raced(race.standings, race.counts, tuple(self._attempts), self._elapsed_s, ended)
 
     @property
     def _elapsed_s(self) -> float:
         return monotonic() - self._started_s
 
     def _propose(self) -> None:
-        optuna.logging.set_verbosity(optuna.logging.WARNING)  # the command shows progress of its own
-        study = optuna.create_study(sampler=_sampler(self._config.proposals))
-        for baseline in self._baselines:
-            study.enqueue_trial(self._params(baseline))
+        left: list[_Asked] = []
+        for _, batch in groupby(self._journal.trials, key=lambda trial: trial.user_attrs[BATCH]):
+            trials = list(batch)
+            points = [{name: int(trial.params[name]) for name in self._distributions} for trial in trials]
+            for trial, point in zip(trials, points, strict=True):
+                self._journal.resume(trial, self._space.choices(point))
+                self._study.add_trial(
+                    create_trial(state=TrialState.RUNNING, params=point, distributions=self._distributions)
+                )
+            asked = [
+                _Asked(trial.number, point, trial.state.is_finished())
+                for trial, point in zip(trials, points, strict=True)
+            ]
+            if any(each.is_told for each in asked):
+                self._enter(asked)
+            else:  # the last batch: it may have been cut short while it was asked
+                left = asked
         took_s = 0.0
-        while batch := self._next_batch(took_s):
+        while (size := self._next_batch(took_s)) or left:
             began_s = self._elapsed_s
-            trials = [self._ask(study) for _ in range(batch)]
-            named = {f"candidate {trial.number}": self._space.choices(trial.params) for trial in trials}
-            for trial, outcome in zip(trials, self._race.enter(named), strict=True):
-                _tell(study, trial, outcome)
-                ns = few_layers_ns(outcome)
-                if ns is not None:
-                    self._neighbours.learn(ns, trial.params)
-                self._attempts.append(Attempt(trial.number, ns))
+            first = len(self._attempts)
+            for number in range(first + len(left), first + size):
+                left.append(_Asked(number, self._ask(number, first)))
+            self._enter(left)
+            left = []
             took_s = self._elapsed_s - began_s
+            self._journal.spent(self._elapsed_s)
             self._report("search")
 
-    def _ask(self, study: optuna.Study) -> Trial:
-        if self._neighbours.wants(self._config.proposals.step_percent):
-            study.enqueue_trial(self._neighbours.step(self._race.knows))
-        return study.ask(self._distributions)
+    def _ask(self, number: int, batch: int) -> Point:
+        """Propose candidate `number`: what it is depends on the seed and on all that was told and asked before."""
+        seed = Random(f"{self._config.proposals.seed} {number}").getrandbits(32)
+        self._neighbours.seed(seed)
+        self._study.sampler = _sampler(self._config.proposals, seed)
+        if number < len(self._baselines):
+            self._study.enqueue_trial(self._params(self._baselines[number]))
+        elif self._neighbours.wants(self._config.proposals.step_percent):
+            self._study.enqueue_trial(self._neighbours.step(self._race.knows))
+        point: Point = dict(self._study.ask(self._distributions).params)
+        self._journal.begin(point, self._distributions, batch, self._space.choices(point))
+        return point
+
+    def _enter(self, batch: list[_Asked]) -> None:
+        """Let a batch race, and tell both studies what became of it."""
+        named = {f"candidate {each.number}": self._space.choices(each.point) for each in batch}
+        outcomes = self._race.enter(named)
+        for asked, choices, outcome in zip(batch, named.values(), outcomes, strict=True):
+            tell(self._study, self._storage, asked.number, outcome)
+            if not asked.is_told:
+                self._journal.tell(asked.number, choices, outcome)
+            ns = few_layers_ns(outcome)
+            if ns is not None:
+                self._neighbours.learn(ns, asked.point)
+            self._attempts.append(Attempt(asked.number, ns))
 
     def _params(self, baseline: Baseline) -> dict[str, int]:
         point = self._space.nearest(baseline.choices)
@@ -144,21 +211,9 @@ def _distributions(space: Space) -> dict[str, BaseDistribution]:
     }
 
 
-def _sampler(proposals: Proposals) -> BaseSampler:
+def _sampler(proposals: Proposals, seed: int) -> BaseSampler:
     match proposals.sampler:
         case "tpe":
-            return TPESampler(seed=proposals.seed, n_startup_trials=proposals.startup_trials)
+            return TPESampler(seed=seed, n_startup_trials=proposals.startup_trials)
         case "random":
-            return RandomSampler(seed=proposals.seed)
-
-
-def _tell(study: optuna.Study, trial: Trial, outcome: Outcome) -> None:
-    """A bound is no time: such a trial counts as pruned, which ranks it behind all that were scored."""
-    match outcome:
-        case Scored(rung=Rung.BOUND):
-            trial.report(outcome.expected_ns, step=0)
-            study.tell(trial, state=TrialState.PRUNED)
-        case Scored():
-            study.tell(trial, outcome.expected_ns)
-        case _:
-            study.tell(trial, state=TrialState.FAIL)
+            return RandomSampler(seed=seed)

@@ -1,20 +1,23 @@
-"""Runs an evaluator over many choices, in this process or in several.
+"""Runs an evaluator over many choices, in this process or in several; what a journal knows is not run again.
 
-Owns the processes. Outcomes come back in the order of the choices, so that a search does not depend on how many
-processes share its work. Used by `race.py`.
+Owns the processes, which never outlive their parent. Outcomes come back in the order of the choices, so that a search
+does not depend on how many processes share its work. Used by `race.py`.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children, get_context, parent_process
+from threading import Thread
 from types import TracebackType
 from typing import Self
 
 from megakernel.tiling import Choices
 from tuner.evaluate import Evaluator
+from tuner.journal import BucketJournal
 from tuner.outcome import Outcome, Rung
 
 
@@ -54,10 +57,49 @@ class Workers:
                 process.terminate()
 
 
+class NotedWorkers:
+    """Workers whose outcomes a journal keeps."""
+
+    def __init__(self, workers: Workers, journal: BucketJournal) -> None:
+        """Ask `journal` first, `workers` for what it does not know."""
+        self._workers, self._journal = workers, journal
+        self.jobs = workers.jobs
+
+    def evaluate(self, choices: Sequence[Choices], rung: Rung) -> Iterator[Outcome]:
+        """Outcomes of all `choices`, none of which is named twice, at `rung`."""
+        new = self._workers.evaluate([each for each in choices if self._journal.outcome(each, rung) is None], rung)
+        for each in choices:
+            outcome = self._journal.outcome(each, rung)
+            if outcome is None:
+                outcome = next(new)
+                self._journal.note(each, rung, outcome)
+            yield outcome
+
+    def evaluate_here(self, choices: Choices, rung: Rung) -> Outcome:
+        """Outcome of one candidate, scored in this process if it is not known."""
+        outcome = self._journal.outcome(choices, rung)
+        if outcome is None:
+            outcome = self._workers.evaluate_here(choices, rung)
+            self._journal.note(choices, rung, outcome)
+        return outcome
+
+
+def _leave_with_parent() -> None:
+    """End this process as soon as its parent has, however that ended: nobody waits for its task any more."""
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
+
+
 def _start(jobs: int) -> ProcessPoolExecutor:
     """Processes that never see Ctrl-C, which a terminal sends to all: it is the search's to answer."""
     # Forking a process that draws live progress in a thread of its own would not be safe.
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_leave_with_parent)
     answer = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited from their first moment on
     try:
         for _ in range(jobs):  # each starts one, as long as none is idle yet

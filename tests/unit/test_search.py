@@ -13,6 +13,7 @@ from tuner.outcome import Rung
 from tuner.problem import HAND, REFERENCE, REFERENCE_ORDER
 from tuner.refresh import refresh
 from tuner.search import plan_of, search
+from tuner.study import Ended
 
 LONGER = Bucket(rows=2, max_context_tokens=4096, nominal_context_tokens=4096)
 
@@ -124,7 +125,7 @@ def test_a_baseline_that_is_refused_ends_the_search():
 def test_an_interrupt_keeps_the_best_so_far(calls):
     evaluator = FakeEvaluator(interrupt_after=calls)
     asked, (found,) = run(evaluator, trials=100_000)
-    assert found.raced.is_interrupted
+    assert found.raced.ended is Ended.INTERRUPTED
     known = {each: priced(each) for each in evaluator.at(Rung.ALL_LAYERS)[: len(found.raced.standings)]}
     assert found.best.score.expected_ns == min(known.values())
     plan = plan_of(asked, (found,), "tests")
@@ -146,7 +147,7 @@ def test_an_interrupt_in_a_later_bucket_keeps_the_earlier_ones():
 def test_the_time_budget_ends_a_search():
     _, (found,) = run(FakeEvaluator(), trials=None, seconds=0.5)
     assert found.raced.elapsed_s < 5.0
-    assert not found.raced.is_interrupted
+    assert found.raced.ended is Ended.COMPLETE
 
 
 def test_buckets_share_what_changes_rounding():

@@ -217,7 +217,7 @@ def test_an_interrupt_writes_the_best_so_far(here):
 
 
 def test_an_interrupt_before_there_is_a_result_writes_nothing(here, monkeypatch, command):
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("tuner.cli.run_search", interrupted)
