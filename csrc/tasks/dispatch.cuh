@@ -1,4 +1,4 @@
-// From a record's kind to the code of that kind. Kinds that the table lacks are not compiled in.
+// From a record's kind to the code of that kind. A kind that the table was not compiled for is refused by the planner.
 #pragma once
 #include "tasks/attend.cuh"
 #include "tasks/embed.cuh"

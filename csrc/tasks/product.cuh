@@ -37,11 +37,17 @@ struct UnitRun {
   uint32_t rank;  // of their expert
 };
 
+// Bytes of a full copy: whole slices. The streaming mode needs none, and takes what a stage holds.
+__device__ __forceinline__ uint32_t piece_bytes(const Cut& cut) {
+  const uint32_t slice = cut.slice_bytes();
+  return spec::kStreaming ? spec::kCopyBytes : spec::kCopyBytes / slice * slice;
+}
+
 // The run as copies of whole slices.
 __device__ __forceinline__ core::Pieces pieces_of(const UnitRun& run, const Cut& cut) {
   const uint32_t slice = cut.slice_bytes();
   const uint32_t bytes = cut.slices * slice;
-  const uint32_t piece = spec::kStreaming ? spec::kCopyBytes : spec::kCopyBytes / slice * slice;
+  const uint32_t piece = piece_bytes(cut);
   core::Pieces pieces{run.base + static_cast<uint64_t>(run.begin) * bytes, (run.end - run.begin) * bytes, piece,
                       static_cast<int32_t>(piece), static_cast<int32_t>(piece)};
   pieces.slice_bytes = static_cast<uint16_t>(slice);

@@ -35,9 +35,8 @@ __device__ __forceinline__ bool count_product(const core::Context& context, cons
     decltype(task)::describe(context, slot, product);
     return true;
   });
-  const uint32_t slice = product.cut.slice_bytes();
-  const uint32_t unit = product.cut.slices * slice;
-  const uint32_t piece = spec::kStreaming ? spec::kCopyBytes : spec::kCopyBytes / slice * slice;
+  const uint32_t unit = product.cut.slices * product.cut.slice_bytes();
+  const uint32_t piece = piece_bytes(product.cut);
   const uint32_t copies = unit / piece;
   if (copies * piece != unit) return false;
   queue.copies = product.first_copy + product.units * copies;
