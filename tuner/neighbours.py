@@ -20,17 +20,17 @@ PARENTS = 4
 MORE_STEPS = 0.4
 """Chance of a further dimension, and of going one value further in an ordered one."""
 
-
 RETRIES = 20
+"""Tries for choices that are not known yet."""
 
 
 class Neighbours:
     """The leaders so far, and steps away from them."""
 
-    def __init__(self, space: Space) -> None:
-        """Know nobody yet."""
+    def __init__(self, space: Space, seed: int = 0) -> None:
+        """Know nobody yet; draw from `seed` until `seed()` is told another."""
         self._dimensions = [each for each in space.dimensions if len(each.values) > 1]
-        self._chance = Random(0)
+        self._chance = Random(seed)
         self._space = space
         self._leaders: dict[Choices, tuple[float, Point]] = {}
 
