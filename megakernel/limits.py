@@ -12,7 +12,7 @@ from megakernel.graph import TaskGraph
 from megakernel.hardware import HardwareSpec
 from megakernel.kinds import KINDS
 from megakernel.model import ModelSpec, RoutedMlp
-from megakernel.tiling import PAIRED_COLUMNS, TILE_COLUMNS, UNIT_ROWS, Choices, Segment
+from megakernel.tiling import PAIRED_COLUMNS, TILE_COLUMNS, UNIT_ROWS, Choices, Rounding, Segment
 from megakernel.workload import Bucket
 from megakernel.workspace import (
     CONSUMER_WARPS,
@@ -74,9 +74,13 @@ def most_stages(model: ModelSpec, bucket: Bucket, choices: Choices, chip: Hardwa
     return max(ring.stages + free // each, 0)
 
 
-def least_stages() -> int:
-    """Ring stages that every kind can run with: those that a run holds, and one for the next copy to land in."""
-    return max(info.hold_copies for info in KINDS.values()) + 1
+def least_stages(model: ModelSpec, rounding: Rounding, copy_bytes: int) -> int:
+    """Ring stages that every kind can run with: those that a run holds, and one for the next copy to land in.
+
+    All copies of an attention chunk, K and V, lie in the ring together: values wait until all keys are scored.
+    """
+    held = max(info.hold_copies for info in KINDS.values()) + 1
+    return max(held, 2 * chunk_pieces(model, rounding, copy_bytes))
 
 
 def memory_bytes(graph: TaskGraph) -> tuple[int, int]:
@@ -156,9 +160,12 @@ def _ring(model: ModelSpec, bucket: Bucket, choices: Choices, chip: HardwareSpec
             f"rounding.chunk_tokens is {rounding.chunk_tokens}: {pieces} pieces of {ring.copy_bytes} bytes, needed 1, "
             "2, 4 or 8, one a warp"
         )
-    held = least_stages()
+    held = least_stages(model, rounding, ring.copy_bytes)
     if ring.stages < held:
-        yield f"ring.stages is {ring.stages}, needed at least {held}: a run holds {held - 1} while the next copy lands"
+        yield (
+            f"ring.stages is {ring.stages}, needed at least {held}: so many copies are held at once (all of an "
+            "attention chunk's, where it has most: rounding.chunk_tokens)"
+        )
     cap = ring.in_flight_cap_bytes
     if cap is not None and not ring.copy_bytes <= cap <= ring.bytes:
         yield (

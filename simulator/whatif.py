@@ -200,6 +200,7 @@ def _planned(sweep: Sweep, point: _Point) -> tuple[str, Bucket, Choices] | None:
 def fitted(hand: Choices, model: ModelSpec, bucket: Bucket, chip: HardwareSpec) -> Choices:
     """Hand choices whose ring has at most the stages that fit beside the bucket's activations."""
     ring = hand.ring
-    stages = min(ring.stages, max(limits.most_stages(model, bucket, hand, chip), limits.least_stages()))
+    least = limits.least_stages(model, hand.rounding, ring.copy_bytes)
+    stages = min(ring.stages, max(limits.most_stages(model, bucket, hand, chip), least))
     cap = None if ring.in_flight_cap_bytes is None else min(ring.in_flight_cap_bytes, stages * ring.copy_bytes)
     return hand.model_copy(update={"ring": ring.model_copy(update={"stages": stages, "in_flight_cap_bytes": cap})})

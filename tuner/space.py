@@ -4,7 +4,7 @@ Owns which values are worth trying, drawn from the model, the chip and `limits`,
 construction. Refuses to score, and knows nothing of samplers: a point is a number per dimension. Used by `study.py`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from megakernel import limits
@@ -102,12 +102,17 @@ class Space:
         if interleave.router_with_project:  # then nothing is cut by it
             del counts["route"]
         cut = Cut.model_validate(counts)
-        ring = _ring_of(number)
-        choices = Choices(rounding=self._rounding_of(number), cut=cut, ring=ring, interleave=interleave)
-        fits = limits.most_stages(self._model, self._bucket, choices, self._chip)
-        if fits >= ring.stages or fits < limits.least_stages():
-            return choices
-        return choices.model_copy(update={"ring": _ring_of(number, most_stages=fits)})
+        choices = None
+        for rounding in self._roundings_of(number):
+            least = limits.least_stages(self._model, rounding, number("ring.copy_bytes"))
+            choices = Choices(rounding=rounding, cut=cut, ring=_ring_of(number, least), interleave=interleave)
+            fits = limits.most_stages(self._model, self._bucket, choices, self._chip)
+            if fits >= choices.ring.stages:
+                break
+            if fits >= least:
+                return choices.model_copy(update={"ring": _ring_of(number, least, most_stages=fits)})
+        assert choices is not None
+        return choices
 
     def nearest(self, choices: Choices) -> Point:
         """The point that means `choices`, or is near it where the space has no such value."""
@@ -129,14 +134,16 @@ class Space:
         wanted |= {_slot_name(segment): slot for segment, slot in orders.slots(interleave.order).items()}
         return {name: dimension.index_of(wanted.get(name, 0)) for name, dimension in self._by_name.items()}
 
-    def _rounding_of(self, number: Callable[[str], int]) -> Rounding:
+    def _roundings_of(self, number: Callable[[str], int]) -> Iterator[Rounding]:
+        """What the point means, and then shorter chunks, for rings that can't hold one of that length."""
         if self._rounding is not None:
-            return self._rounding
-        return Rounding(
-            chunk_tokens=number("rounding.chunk_tokens"),
-            project_k_splits=number("rounding.project_k_splits"),
-            page_tokens=self._page_tokens,
-        )
+            yield self._rounding
+            return
+        wanted = number("rounding.chunk_tokens")
+        splits = number("rounding.project_k_splits")
+        for chunk in sorted(self._by_name["rounding.chunk_tokens"].values, reverse=True):
+            if int(chunk) <= wanted:
+                yield Rounding(chunk_tokens=int(chunk), project_k_splits=splits, page_tokens=self._page_tokens)
 
     def _interleave_of(self, at: Callable[[str], Value]) -> Interleave:
         joined = bool(at("interleave.router_with_project"))
@@ -174,7 +181,7 @@ class Space:
         ]
         copies = copies or list(ring.copy_bytes)  # to be refused by name
         free = max(_most_ring_bytes(model, bucket, chip, size, rounding) for size in copies)
-        least = min(limits.least_stages() * max(copies), free)
+        least = min(max(limits.least_stages(model, rounding, size) * size for size in copies), free)
         caps = ring.in_flight_cap_bytes or (*(each * KIB for each in CAPS_KIB), 0)
         yield _ordered("ring.copy_bytes", copies)
         yield _ordered("ring.ring_bytes", ring.ring_bytes or (*range(least, free, RING_STEP_KIB * KIB), free))
@@ -246,7 +253,7 @@ def _shares_warps(model: ModelSpec, rounding: Rounding, chunk_tokens: int, copy_
 
 def _most_ring_bytes(model: ModelSpec, bucket: Bucket, chip: HardwareSpec, copy_bytes: int, rounding: Rounding) -> int:
     """Bytes of the largest ring of such copies, whatever else is chosen."""
-    ring = Ring(copy_bytes=copy_bytes, stages=limits.least_stages())
+    ring = Ring(copy_bytes=copy_bytes, stages=limits.least_stages(model, rounding, copy_bytes))
     probe = PROBE.model_copy(update={"ring": ring, "rounding": rounding})
     return limits.most_stages(model, bucket, probe, chip) * copy_bytes
 
@@ -266,9 +273,9 @@ PROBE = Choices(
 """Some choices, to ask `limits` with."""
 
 
-def _ring_of(number: Callable[[str], int], most_stages: int = MAX_TASKS) -> Ring:
+def _ring_of(number: Callable[[str], int], least_stages: int, most_stages: int = MAX_TASKS) -> Ring:
     copy, size = number("ring.copy_bytes"), number("ring.ring_bytes")
-    stages = min(max(size // copy, limits.least_stages()), most_stages)
+    stages = min(max(size // copy, least_stages), most_stages)
     cap = number("ring.in_flight_cap_bytes")
     copies = max(cap // copy, 1)
     return Ring(copy_bytes=copy, stages=stages, in_flight_cap_bytes=copies * copy if copies < stages else None)

@@ -25,6 +25,7 @@ struct Attend {
   static constexpr uint32_t kDims16 = spec::kHeadDim / 16;
   static constexpr uint32_t kOwnDims16 = (kDims16 + kTeam - 1) / kTeam;  // summed by one member, at most
   static_assert(spec::kStreaming || kPieceBytes <= spec::kCopyBytes, "a copy holds a block of keys");
+  static_assert(spec::kStreaming || 2 * kPairs <= spec::kStages, "values are kept until all keys are scored");
 
   // One (row, KV head, chunk).
   struct Place {

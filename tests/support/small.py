@@ -60,7 +60,7 @@ def build(
     if not with_project:
         order.insert(4, "route")
     choices = Choices(
-        rounding=Rounding(chunk_tokens=128, page_tokens=16, project_k_splits=splits, slice_columns=32),
+        rounding=Rounding(chunk_tokens=32, page_tokens=16, project_k_splits=splits, slice_columns=32),
         cut=Cut(project=30, attend=50, merge=12, output=16, up=60, down=16, head=200, route=5),
         ring=ring or Ring(copy_bytes=2048, stages=12, in_flight_cap_bytes=6144),
         interleave=Interleave(order=tuple(order), loads=loads, router_with_project=with_project),

@@ -15,6 +15,7 @@ from megakernel.kinds import TaskKind
 from megakernel.model import RoutedMlp
 from megakernel.tiling import PAIRED_COLUMNS, UNIT_ROWS
 from runtime.gpu.buffers import LiveInputs
+from runtime.kv_pages import layer_groups
 
 Piece = tuple[int, int]
 
@@ -24,7 +25,8 @@ def pieces(step: BuiltStep, record: np.void, inputs: LiveInputs, address: dict[s
     kind = TaskKind(int(record["kind"]))
     layer = int(record["layer"])
     if kind is TaskKind.ATTEND:
-        yield from _chunks(step, record, inputs, address[f"L{layer}.kv"])
+        group = layer_groups(step.model)[1][layer]
+        yield from _chunks(step, record, inputs, inputs.pages[group], address[f"L{layer}.kv"])
     elif kind in (TaskKind.UP, TaskKind.DOWN):
         yield from _mlp(step, record, inputs, address)
     elif kind not in (TaskKind.EMBED, TaskKind.MERGE, TaskKind.SAMPLE):
@@ -85,7 +87,7 @@ def _routed_units(mlp: object, record: np.void, experts: list[int], tiles: int) 
     ]
 
 
-def _chunks(step: BuiltStep, record: np.void, inputs: LiveInputs, pool: int) -> Iterator[Piece]:
+def _chunks(step: BuiltStep, record: np.void, inputs: LiveInputs, tables: np.ndarray, pool: int) -> Iterator[Piece]:
     model, rounding = step.model, step.choices.rounding
     window = model.layers[int(record["layer"])].window_tokens or 0
     everything = [
@@ -103,5 +105,5 @@ def _chunks(step: BuiltStep, record: np.void, inputs: LiveInputs, pool: int) -> 
     per_chunk = rounding.chunk_tokens // rounding.page_tokens
     size = 2 * rounding.page_tokens * model.head_dim * 2
     for row, head, chunk in everything[mine]:
-        for page in inputs.pages[row, chunk * per_chunk : (chunk + 1) * per_chunk]:
+        for page in tables[row, chunk * per_chunk : (chunk + 1) * per_chunk]:
             yield pool + (int(page) * model.num_kv_heads + head) * size, size

@@ -33,7 +33,10 @@ def test_shipped_choices_are_legal_on_the_h200() -> None:
             {"ring": {"stages": 40}},
             r"ring.stages is 40 x 8192 .* of 232448 bytes of shared memory; at most 24 stages fit",
         ),
-        ({"ring": {"stages": 2}}, "ring.stages is 2, needed at least 3"),
+        (
+            {"ring": {"stages": 7}},
+            "ring.stages is 7, needed at least 8: so many copies are held at once",
+        ),
         ({"ring": {"copy_bytes": 5000}}, "needed a multiple of 1024"),
         ({"ring": {"in_flight_cap_bytes": 4096}}, r"in_flight_cap_bytes is 4096, needed from 8192 \(one copy\)"),
         ({"rounding": {"chunk_tokens": 96}}, "needed whole pages of 64 tokens"),
