@@ -88,11 +88,11 @@ def workspace(model: ModelSpec, bucket: Bucket, choices: Choices) -> Workspace:
     experts = max((mlp.num_experts for mlp in routed), default=1)
     top_k = max((mlp.top_k for mlp in routed), default=1)
     head_bytes = (model.head_dim + 4) * _FLOAT
-    group = model.queries_per_kv
+    group, blocks = model.queries_per_kv, rounding.chunk_tokens // block_tokens(rounding)
     used = (
         rows * (model.hidden_size + TILE_COLUMNS) * 2,
         (slice_slots + sum_slots) * (rows * _PART_BYTES + _FLOAT),
-        _teams(model, rounding, ring.copy_bytes) * ((rounding.chunk_tokens + 9) * group * _FLOAT + head_bytes),
+        _teams(model, rounding, ring.copy_bytes) * ((2 * blocks + 1) * group * _FLOAT + head_bytes),
         2 * (_FLOAT + 2 * experts + rows * (_FLOAT * top_k + experts) + 16),
         CONSUMER_WARPS * (head_bytes + rows * (_FLOAT + 8)),
         _SLACK_BYTES,

@@ -75,13 +75,13 @@ class Written {
     }
   }
 
-  // The same for several places at once.
+  // The same for several words of a buffer at once.
   template <uint32_t kCount>
-  __device__ __forceinline__ void confirm(const uint32_t* const (&to)[kCount]) {
+  __device__ __forceinline__ void confirm(const uint32_t* of, const uint32_t (&words)[kCount]) {
     if constexpr (spec::kArriveReadBack) {
       uint32_t back[kCount];
 #pragma unroll
-      for (uint32_t item = 0; item < kCount; ++item) back[item] = ptx::load_relaxed_gpu(to[item]);
+      for (uint32_t item = 0; item < kCount; ++item) back[item] = ptx::load_relaxed_gpu(of + words[item]);
 #pragma unroll
       for (uint32_t item = 0; item < kCount; ++item) fold(back[item]);
     }

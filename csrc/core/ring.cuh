@@ -196,19 +196,26 @@ class Reader {
   }
 
   __device__ __forceinline__ const uint8_t* data() const { return context_.shared.ring[stage_]; }
+  // What lies in the stage of another copy of the record, which somebody has seen land.
+  __device__ __forceinline__ const uint8_t* data_of(uint32_t copy) const {
+    return context_.shared.ring[(base_ + copy) % spec::kStages];
+  }
   __device__ __forceinline__ const Landed& what() const { return context_.shared.stages[stage_]; }
   __device__ __forceinline__ uint32_t bytes() const { return what().bytes_by_16 * 16; }
 
   // Gives the stage back; all lanes have read what they need.
-  __device__ __forceinline__ void free() {
-    __syncwarp();
-    if (context_.lane == 0) ptx::mbarrier_arrive(freed_ + stage_ * sizeof(uint64_t));
-  }
+  __device__ __forceinline__ void free() { give_back(stage_); }
+  __device__ __forceinline__ void free_of(uint32_t copy) { give_back((base_ + copy) % spec::kStages); }
 
   // Goes on to the next record.
   __device__ __forceinline__ void skip(uint32_t copies) { base_ += copies; }
 
  private:
+  __device__ __forceinline__ void give_back(uint32_t stage) {
+    __syncwarp();
+    if (context_.lane == 0) ptx::mbarrier_arrive(freed_ + stage * sizeof(uint64_t));
+  }
+
   const Context& context_;
   const uint32_t landed_, freed_, issued_word_;
   uint32_t base_ = 0;  // copies of the records before

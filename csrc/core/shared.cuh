@@ -72,7 +72,7 @@ inline constexpr uint32_t kWorkRows = spec::kStreaming ? 1 : spec::kRows;
 inline constexpr uint32_t kPartColumns = 20;  // of 16 sums and padding, so that lanes meet all banks
 inline constexpr uint32_t kRowBytes =
     spec::kStreaming ? 16 : (spec::kHidden + 32) * spec::kElementBytes;  // of activations; 64 apart modulo 128
-inline constexpr uint32_t kScoreColumns = spec::kStreaming ? 8 : spec::kChunkTokens + 8;  // lanes meet all banks
+inline constexpr uint32_t kChunkBlocks = spec::kStreaming ? 1 : spec::kChunkTokens / spec::kBlockTokens;
 inline constexpr uint32_t kHeadFloats = spec::kStreaming ? 4 : spec::kHeadDim + 4;
 
 // What runs keep between their warps.
@@ -80,8 +80,8 @@ struct Workspace {
   alignas(16) uint8_t x[kWorkRows][kRowBytes];                          // normed activations
   alignas(16) float parts[spec::kSliceSlots][kWorkRows][kPartColumns];  // slices of units under way
   float sums[spec::kSumSlots][kWorkRows][kPartColumns];                 // units summed over experts
-  alignas(16) float scores[spec::kTeams][spec::kGroup][kScoreColumns];  // of a chunk's keys
-  float current_scores[spec::kTeams][spec::kGroup];                     // and of the current token
+  alignas(16) float2 stats[spec::kTeams][kChunkBlocks][spec::kGroup];   // peaks and masses of a chunk's blocks of keys
+  float current_scores[spec::kTeams][spec::kGroup];                     // of the current token
   alignas(16) uint32_t current_k[spec::kTeams][kHeadFloats / 2];        // its key and value, as pairs
   alignas(16) uint32_t current_v[spec::kTeams][kHeadFloats / 2];
   Routing routing[2];                                           // by parity of the layer

@@ -32,4 +32,11 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&to)[4], uint
                : "memory");
 }
 
+// An 8 x 8 matrix of 16-bit elements that the lanes hold, transposed: row g, columns 2t, 2t+1, before and after.
+__device__ __forceinline__ uint32_t transposed(uint32_t pair) {
+  uint32_t other;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(other) : "r"(pair));
+  return other;
+}
+
 }  // namespace mk::ptx

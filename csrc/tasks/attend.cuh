@@ -1,10 +1,11 @@
 // Partial attention over this share's (row, KV head, chunk) units, which live lengths decide.
 //
-// A chunk's K and V come in pairs of copies, each pair a piece of a page. A team of warps attends a chunk: each member
-// scores the keys of its own piece, all meet, and each sums the values of all pieces for its own dims, so that no sums
-// need to be added up afterwards, and neither the size of a copy nor the share changes one. The current token's K and V
-// come from the projection, and go to the page. Keys outside the row's context are selected away, in K and in V: what
-// lies there may be anything.
+// A chunk's K and V come in pairs of copies, each pair a piece of a page. A team of warps attends a chunk, a piece
+// each: scores and weights of a block of keys against the block's own peak, and its weighted sum of values, all in the
+// warp's registers; the sums go where the piece's values were, all meet, and each member adds up the blocks for its own
+// dims, in ascending order. Blocks are as long whatever a copy holds, so neither copies nor the share change a sum. The
+// current token's K and V come from the projection, and go to the page. Keys outside the row's context are selected
+// away, in K and in V: what lies there may be anything.
 #pragma once
 #include "core/live.cuh"
 #include "tasks/heads.cuh"
@@ -18,14 +19,21 @@ struct Attend {
   static constexpr uint32_t kTokenBytes = spec::kHeadDim * spec::kElementBytes;
   static constexpr uint32_t kPieceTokens = spec::kPieceTokens;
   static constexpr uint32_t kPieceBytes = kPieceTokens * kTokenBytes;
-  static constexpr uint32_t kPairs = spec::kChunkTokens / kPieceTokens;  // of a chunk
-  static constexpr uint32_t kTeam = kPairs;                              // warps
-  static constexpr uint32_t kSteps = spec::kChunkTokens / 16;  // of the matrix instruction, over a chunk's keys
-  static constexpr uint32_t kPieceSteps = kPieceTokens / 16;
-  static constexpr uint32_t kDims16 = spec::kHeadDim / 16;
-  static constexpr uint32_t kOwnDims16 = (kDims16 + kTeam - 1) / kTeam;  // summed by one member, at most
+  static constexpr uint32_t kPairs = spec::kChunkTokens / kPieceTokens;         // of a chunk
+  static constexpr uint32_t kTeam = kPairs;                                     // warps
+  static constexpr uint32_t kBlocks = spec::kChunkTokens / spec::kBlockTokens;  // of a chunk
+  static constexpr uint32_t kPieceBlocks = kPieceTokens / spec::kBlockTokens;
+  static constexpr uint32_t kSteps = spec::kBlockTokens / 16;  // of the matrix instruction, over a block's keys
+  static constexpr uint32_t kBlockBytes = spec::kBlockTokens * kTokenBytes;
+  static constexpr uint32_t kQuads = spec::kHeadDim / 4;  // of a head
+  static constexpr uint32_t kMembers = kTeam * spec::kWarpThreads;
+  static constexpr uint32_t kTurns = (spec::kGroup * kQuads + kMembers - 1) / kMembers;
+  static constexpr float kScale = spec::kScale * 1.4426950408889634f;  // scores are powers of two
   static_assert(spec::kStreaming || kPieceBytes <= spec::kCopyBytes, "a copy holds a block of keys");
-  static_assert(spec::kStreaming || 2 * kPairs <= spec::kStages, "values are kept until all keys are scored");
+  static_assert(spec::kStreaming || 2 * kPairs <= spec::kStages, "values are kept until all are summed");
+  static_assert(spec::kGroup * sizeof(float) <= spec::kBlockTokens * spec::kElementBytes, "sums lie where values were");
+
+  using Places = uint32_t[2 * kTurns];  // words of the partial results
 
   // One (row, KV head, chunk).
   struct Place {
@@ -74,10 +82,12 @@ struct Attend {
   }
 
   __device__ static __forceinline__ bool run(const core::Context& context, core::Slot& slot, Tools& tools) {
+    HeadPairs q;
+    uint32_t queries = ~0u;  // row and head that they are of
 #pragma unroll 1
     for (uint32_t unit = context.warp / kTeam; slot.first_unit + unit < slot.end_unit; unit += spec::kTeams) {
       const Place place = find(context.shared.rows, slot.layer.window_tokens, slot.first_unit + unit);
-      if (!attend_chunk(context, slot, tools, place, 2 * unit * kPairs)) return false;
+      if (!attend_chunk(context, slot, tools, place, 2 * unit * kPairs, q, queries)) return false;
     }
     return true;
   }
@@ -132,46 +142,51 @@ struct Attend {
     return true;
   }
 
-  // One unit, whose first copy is `copy` of the record.
+  // One unit, whose first copy is `copy` of the record. `q` holds the queries of `queries`.
   __device__ static __forceinline__ bool attend_chunk(const core::Context& context, const core::Slot& slot,
-                                                      Tools& tools, const Place& place, uint32_t copy) {
+                                                      Tools& tools, const Place& place, uint32_t copy, HeadPairs& q,
+                                                      uint32_t& queries) {
     core::Reader& reader = tools.reader;
     const uint32_t team = context.warp / kTeam;
     const uint32_t member = context.warp % kTeam;
-    const uint32_t begin = place.chunk * spec::kChunkTokens;
     const uint32_t window = slot.layer.window_tokens;
     const uint32_t from = window > 0 && place.position + 1 > window ? place.position + 1 - window : 0;
     const bool has_current = place.chunk + 1 == place.end_chunk;
     uint32_t lap = spec::kTrace ? core::trace_time(context) : 0;
 
-    HeadPairs q;
-    load_queries(q, context, slot, place);
+    const uint32_t wanted = place.row * spec::kKvHeads + place.head;
+    if (queries != wanted) {
+      load_queries(q, context, slot, place);
+      queries = wanted;
+    }
     if (has_current && member + 1 == kTeam) stage_current(context, slot, place, q, team);
     core::lap(context, slot, &abi::Trace::staged, lap);
     const uint32_t keys = copy + 2 * member;
     if (!reader.await_issued(keys) || !reader.await_landed(keys)) return false;
     core::lap(context, slot, &abi::Trace::waited, lap);
-    score(q, context, team, ptx::shared_address(reader.data()), begin, member * kPieceTokens, from, place.position);
-    reader.free();
-    if (!meet(tools)) return false;
-
-    uint32_t weights[kSteps][2];  // of keys, as the second product takes them
-    float2 mass;                  // maximum and mass, of head lane / 4
-    float current;                // weight of the current token
-    weigh(weights, mass, current, context, team, has_current);
-
-    float sums[kOwnDims16][4] = {};
+    const uint32_t values = keys + 1;
+    // What follows from the lane is found here, not kept from record to record.
+    const uint32_t lane = ptx::kept(context.lane);
 #pragma unroll 1
-    for (uint32_t piece = 0; piece < kPairs; ++piece) {
-      const uint32_t values = copy + 2 * piece + 1;
-      if (!reader.await_issued(values) || !reader.await_landed(values)) return false;
-      sum(sums, weights, context, ptx::shared_address(reader.data()), begin, piece, member, from, place.position);
+    for (uint32_t block = 0; block < kPieceBlocks; ++block) {
+      const uint32_t number = member * kPieceBlocks + block;
+      const uint32_t first = place.chunk * spec::kChunkTokens + number * spec::kBlockTokens;
+      const uint32_t offset = block * kBlockBytes;
+      uint32_t weights[2 * kSteps];
+      weigh(weights, q, context.shared.work.stats[team][number], lane,
+            ptx::shared_address(reader.data_of(keys)) + offset, first, from, place.position);
+      if (block + 1 == kPieceBlocks) reader.free_of(keys);
+      if (block == 0 && !(reader.await_issued(values) && reader.await_landed(values))) return false;
+      sum(weights, lane, ptx::shared_address(reader.data_of(values)) + offset, first, from, place.position);
     }
-    leave(context, slot, place, team, member, sums, mass, has_current, current, tools.written);
+    ptx::fence_proxy_async_shared();  // the next copy into this stage comes after the sums
+    if (!meet(tools)) return false;
+    Places places;
+    leave(places, context, slot, place, team, member, reader, copy, has_current);
     if (has_current && member + 1 == kTeam) append(context, slot, place, team, tools.written);
-    if (!meet(tools)) return false;  // all have read the values, and the scores
-    reader.await_issued(copy + 2 * member + 1);
-    reader.free();
+    if (!meet(tools)) return false;  // all have read the sums
+    reader.free_of(values);
+    tools.written.confirm(core::at<const uint32_t>(slot.outputs[0]), places);
     core::lap(context, slot, &abi::Trace::worked, lap);
     return true;
   }
@@ -217,114 +232,101 @@ struct Attend {
     score += __shfl_xor_sync(core::kAllLanes, score, 1);
     score += __shfl_xor_sync(core::kAllLanes, score, 2);
     if (context.lane % 4 == 0 && context.lane / 4 < spec::kGroup)
-      work.current_scores[team][context.lane / 4] = score * spec::kScale;
+      work.current_scores[team][context.lane / 4] = score * kScale;
     __syncwarp();
   }
 
-  // Row of four 8 x 8 tiles that this lane names: two tiles of tokens and two of dims, tokens first or dims first.
+  // Row of four 8 x 8 tiles that this lane names: of tokens [8 token_tile, + 8) and dims [8 dim_tile, + 8).
   __device__ static __forceinline__ uint32_t tile_row(uint32_t half, uint32_t token_tile, uint32_t dim_tile,
                                                       uint32_t lane) {
     constexpr uint32_t kTile = 8 * 8 * spec::kElementBytes;
     return half + (token_tile * kDimTiles + dim_tile) * kTile + lane % 8 * 16;
   }
 
-  // Scores of a piece's keys, of all heads, into the workspace; of keys outside [from, end), minus infinity.
-  __device__ static __forceinline__ void score(const HeadPairs& q, const core::Context& context, uint32_t team,
-                                               uint32_t keys, uint32_t begin, uint32_t offset, uint32_t from,
-                                               uint32_t end) {
-    const uint32_t lane = context.lane;
-    float scores[kPieceSteps][4] = {};
+  // Weights of a block's keys, 2^(score - peak) as pairs of bfloat16, of head lane / 4: keys 2t, 2t+1 and 8 further of
+  // every 16. The block's peaks and masses go to `stats`; keys outside [from, end) weigh nothing.
+  __device__ static __forceinline__ void weigh(uint32_t (&weights)[2 * kSteps], const HeadPairs& q,
+                                               float2 (&stats)[spec::kGroup], uint32_t lane, uint32_t keys,
+                                               uint32_t first, uint32_t from, uint32_t end) {
+    float scores[kSteps][4] = {};  // of keys lane / 4 and 8 further, heads 2t, 2t+1
 #pragma unroll
     for (uint32_t dims = 0; dims < kDimTiles; dims += 2) {
 #pragma unroll
-      for (uint32_t step = 0; step < kPieceSteps; ++step) {
+      for (uint32_t step = 0; step < kSteps; ++step) {
         uint32_t a[4];
         ptx::load_matrices(a, tile_row(keys, step * 2 + (lane / 8 & 1), dims + lane / 16, lane));
         ptx::multiply_add(scores[step], a[0], a[1], a[2], a[3], q[dims], q[dims + 1]);
       }
     }
+    const bool is_whole = first >= from && first + spec::kBlockTokens <= end;
+    float2 peak = {-ptx::kInfinity, -ptx::kInfinity};
 #pragma unroll
-    for (uint32_t step = 0; step < kPieceSteps; ++step) {
-#pragma unroll
-      for (uint32_t value = 0; value < 4; ++value) {
-        const uint32_t at = offset + step * 16 + value / 2 * 8 + lane / 4;
-        const uint32_t head = lane % 4 * 2 + value % 2;
-        const bool is_in = begin + at >= from && begin + at < end;
-        if (spec::kGroup == 8 || head < spec::kGroup) {
-          context.shared.work.scores[team][head][at] = is_in ? scores[step][value] * spec::kScale : -ptx::kInfinity;
-        }
-      }
+    for (uint32_t tile = 0; tile < 2 * kSteps; ++tile) {
+      const uint32_t at = first + tile * 8 + lane / 4;
+      const bool is_in = is_whole || (at >= from && at < end);
+      float& one = scores[tile / 2][tile % 2 * 2];
+      float& other = scores[tile / 2][tile % 2 * 2 + 1];
+      one = is_in ? one * kScale : -ptx::kInfinity;
+      other = is_in ? other * kScale : -ptx::kInfinity;
+      peak = {fmaxf(peak.x, one), fmaxf(peak.y, other)};
     }
+#pragma unroll
+    for (uint32_t step = 4; step < spec::kWarpThreads; step *= 2) {
+      peak.x = fmaxf(peak.x, __shfl_xor_sync(core::kAllLanes, peak.x, step));
+      peak.y = fmaxf(peak.y, __shfl_xor_sync(core::kAllLanes, peak.y, step));
+    }
+    // 0 for a block without a key
+    const float2 base = {peak.x == -ptx::kInfinity ? 0.0f : peak.x, peak.y == -ptx::kInfinity ? 0.0f : peak.y};
+    float2 mass = {};
+#pragma unroll
+    for (uint32_t tile = 0; tile < 2 * kSteps; ++tile) {
+      const float one = ptx::power_of_two(scores[tile / 2][tile % 2 * 2] - base.x);
+      const float other = ptx::power_of_two(scores[tile / 2][tile % 2 * 2 + 1] - base.y);
+      mass = {mass.x + one, mass.y + other};
+      weights[tile] = ptx::transposed(ptx::pack(one, other));
+    }
+#pragma unroll
+    for (uint32_t step = 4; step < spec::kWarpThreads; step *= 2) {
+      mass.x += __shfl_xor_sync(core::kAllLanes, mass.x, step);
+      mass.y += __shfl_xor_sync(core::kAllLanes, mass.y, step);
+    }
+    const uint32_t head = lane * 2;
+    if (head < spec::kGroup) stats[head] = {peak.x, mass.x};
+    if (head + 1 < spec::kGroup) stats[head + 1] = {peak.y, mass.y};
   }
 
-  // Weights of the chunk's keys and of the current token, exp(score - maximum), of head lane / 4.
-  __device__ static __forceinline__ void weigh(uint32_t (&weights)[kSteps][2], float2& mass, float& current,
-                                               const core::Context& context, uint32_t team, bool has_current) {
-    core::Workspace& work = context.shared.work;
-    const uint32_t head = min(context.lane / 4, spec::kGroup - 1);
-    const float* row = work.scores[team][head] + context.lane % 4 * 2;
-    float2 scores[kSteps][2];
-    const float own = has_current ? work.current_scores[team][head] : -ptx::kInfinity;
-    float peak = own;
-#pragma unroll
-    for (uint32_t step = 0; step < kSteps; ++step) {
-#pragma unroll
-      for (uint32_t half = 0; half < 2; ++half) {
-        scores[step][half] = *reinterpret_cast<const float2*>(row + step * 16 + half * 8);
-        peak = fmaxf(peak, fmaxf(scores[step][half].x, scores[step][half].y));
-      }
-    }
-    peak = fmaxf(peak, __shfl_xor_sync(core::kAllLanes, peak, 1));
-    peak = fmaxf(peak, __shfl_xor_sync(core::kAllLanes, peak, 2));
-    float sum = 0.0f;
-#pragma unroll
-    for (uint32_t step = 0; step < kSteps; ++step) {
-#pragma unroll
-      for (uint32_t half = 0; half < 2; ++half) {
-        const float first = __expf(scores[step][half].x - peak);
-        const float second = __expf(scores[step][half].y - peak);
-        sum += first + second;
-        weights[step][half] = ptx::pack(first, second);
-      }
-    }
-    sum += __shfl_xor_sync(core::kAllLanes, sum, 1);
-    sum += __shfl_xor_sync(core::kAllLanes, sum, 2);
-    const float weight = __expf(own - peak);
-    mass = {peak, sum + weight};
-    current = ptx::rounded(weight);
+  // Column of a block's sums, so that lanes meet all banks.
+  __device__ static __forceinline__ uint32_t swizzled(uint32_t head, uint32_t dim) {
+    return dim ^ (head / 2 % (kDimTiles % 4 == 0 ? 4 : 2)) * 8;
   }
 
-  // Adds a piece's values, weighted, for this member's dims: of every 16, those of lane / 4 and 8 further, for heads
-  // 2t, 2t+1.
-  __device__ static __forceinline__ void sum(float (&sums)[kOwnDims16][4], const uint32_t (&weights)[kSteps][2],
-                                             const core::Context& context, uint32_t values, uint32_t begin,
-                                             uint32_t piece, uint32_t member, uint32_t from, uint32_t end) {
-    const uint32_t lane = context.lane;
-    const bool is_whole = begin >= from && begin + spec::kChunkTokens <= end;
+  // Weighted values of a block, for all heads; they take the values' place: [head, swizzled dim].
+  __device__ static __forceinline__ void sum(const uint32_t (&weights)[2 * kSteps], uint32_t lane, uint32_t values,
+                                             uint32_t first, uint32_t from, uint32_t end) {
+    const bool is_whole = first >= from && first + spec::kBlockTokens <= end;
+    float sums[kDimTiles / 2][4] = {};  // of dims lane / 4 and 8 further, heads 2t, 2t+1
 #pragma unroll
-    for (uint32_t step = 0; step < kPieceSteps; ++step) {
-      uint32_t near = ~0u;
-      uint32_t far = ~0u;
-      if (!is_whole) {
-        const uint32_t token = begin + piece * kPieceTokens + step * 16 + lane % 4 * 2;
-        near = mask(token, from, end);
-        far = mask(token + 8, from, end);
+    for (uint32_t step = 0; step < kSteps; ++step) {
+      const uint32_t token = first + step * 16 + lane % 4 * 2;
+      const uint32_t near = is_whole ? ~0u : mask(token, from, end);
+      const uint32_t far = is_whole ? ~0u : mask(token + 8, from, end);
+#pragma unroll
+      for (uint32_t dims = 0; dims < kDimTiles; dims += 2) {
+        uint32_t a[4];
+        ptx::load_matrices_transposed(a, tile_row(values, step * 2 + lane / 16, dims + (lane / 8 & 1), lane));
+        ptx::multiply_add(sums[dims / 2], a[0] & near, a[1] & near, a[2] & far, a[3] & far, weights[step * 2],
+                          weights[step * 2 + 1]);
       }
-      uint32_t first = weights[step][0];
-      uint32_t second = weights[step][1];
+    }
+    __syncwarp();  // all lanes have read the values
 #pragma unroll
-      for (uint32_t other = 1; other < kPairs; ++other) {  // registers have no index
-        first = piece == other ? weights[other * kPieceSteps + step][0] : first;
-        second = piece == other ? weights[other * kPieceSteps + step][1] : second;
-      }
+    for (uint32_t head = 0; head < 2; ++head) {
+      const uint32_t group = lane % 4 * 2 + head;
+      if (spec::kGroup < 8 && group >= spec::kGroup) continue;
 #pragma unroll
-      for (uint32_t own = 0; own < kOwnDims16; ++own) {
-        const uint32_t dims = (member + own * kTeam) * 2;
-        if (kDims16 % kTeam == 0 || dims < kDimTiles) {
-          uint32_t a[4];
-          ptx::load_matrices_transposed(a, tile_row(values, step * 2 + lane / 16, dims + (lane / 8 & 1), lane));
-          ptx::multiply_add(sums[own], a[0] & near, a[1] & near, a[2] & far, a[3] & far, first, second);
-        }
+      for (uint32_t tile = 0; tile < kDimTiles; ++tile) {
+        const uint32_t at = group * spec::kHeadDim + swizzled(group, tile * 8) + lane / 4;
+        ptx::store_shared(values + at * sizeof(float), __float_as_uint(sums[tile / 2][tile % 2 * 2 + head]));
       }
     }
   }
@@ -351,44 +353,59 @@ struct Attend {
     }
   }
 
-  // Leaves a chunk for the merge: weighted sums [row, query head, chunk, dim], and after all of them maxima and masses
-  // [row, query head, chunk].
-  __device__ static __forceinline__ void leave(const core::Context& context, const core::Slot& slot, const Place& place,
-                                               uint32_t team, uint32_t member, const float (&sums)[kOwnDims16][4],
-                                               const float2& mass, bool has_current, float current,
-                                               core::Written& written) {
-    core::Workspace& work = context.shared.work;
+  // Leaves a chunk for the merge: weighted sums [row, query head, chunk, dim], and after all of them peaks and masses
+  // [row, query head, chunk]. Each member adds up some quads of dims over all blocks. `places` are the words it stored.
+  __device__ static __forceinline__ void leave(Places& places, const core::Context& context, const core::Slot& slot,
+                                               const Place& place, uint32_t team, uint32_t member,
+                                               const core::Reader& reader, uint32_t copy, bool has_current) {
+    const core::Workspace& work = context.shared.work;
     const uint32_t first_head = (place.row * spec::kKvHeads + place.head) * spec::kGroup;
-    const uint64_t first = static_cast<uint64_t>(first_head) * spec::kMostChunks + place.chunk - place.first_chunk;
-    auto* to = core::at<uint32_t>(slot.outputs[0]) + first * spec::kHeadDim;
-    constexpr uint32_t kStride = spec::kMostChunks * spec::kHeadDim;  // from head to head
-    const auto* current_v = reinterpret_cast<const uint16_t*>(work.current_v[team]);
-    const uint32_t* places[kOwnDims16 * 4];
+    const uint32_t first = first_head * spec::kMostChunks + place.chunk - place.first_chunk;
+    auto* to = core::at<uint4>(slot.outputs[0]);
+    auto* masses = core::at<uint2>(slot.outputs[0] + kStatsBegin);
 #pragma unroll
-    for (uint32_t head = 0; head < 2; ++head) {
-      const uint32_t group = context.lane % 4 * 2 + head;
-      const float weight = __shfl_sync(core::kAllLanes, current, group * 4);
+    for (uint32_t turn = 0; turn < kTurns; ++turn) {
+      const uint32_t index = turn * kMembers + member * spec::kWarpThreads + context.lane;
+      const uint32_t head = index / kQuads;
+      const uint32_t dim = index % kQuads * 4;
+      const bool is_own = kTurns * kMembers == spec::kGroup * kQuads || head < spec::kGroup;
+      places[2 * turn] = places[2 * turn + 1] = 0;  // of lanes with less to do: any
+      if (!is_own) continue;
+      const float current = has_current ? work.current_scores[team][head] : -ptx::kInfinity;
+      float peak = current;
 #pragma unroll
-      for (uint32_t own = 0; own < kOwnDims16; ++own) {
-        const uint32_t dims = (member + own * kTeam) * 16 + context.lane / 4;
-        const bool is_own =
-            (spec::kGroup == 8 || group < spec::kGroup) && (kDims16 % kTeam == 0 || dims < spec::kHeadDim);
+      for (uint32_t block = 0; block < kBlocks; ++block) peak = fmaxf(peak, work.stats[team][block][head].x);
+      float mass = 0.0f;
+      float4 total = {};
 #pragma unroll
-        for (uint32_t half = 0; half < 2; ++half) {
-          const uint32_t dim = dims + half * 8;
-          // A lane without such a head or dim asks for what the first one of all wrote.
-          uint32_t* place = is_own ? to + group * kStride + dim : to;
-          places[(head * kOwnDims16 + own) * 2 + half] = place;
-          float total = sums[own][half * 2 + head];
-          if (has_current && is_own) total += weight * ptx::widen(current_v[dim]);
-          if (is_own) ptx::store_relaxed_gpu(place, __float_as_uint(total));
-        }
+      for (uint32_t block = 0; block < kBlocks; ++block) {
+        const float2 own = work.stats[team][block][head];
+        const float weight = ptx::power_of_two(own.x - peak);
+        const uint8_t* sums = reader.data_of(copy + block / kPieceBlocks * 2 + 1) + block % kPieceBlocks * kBlockBytes;
+        const float4 values =
+            *reinterpret_cast<const float4*>(sums + (head * spec::kHeadDim + swizzled(head, dim)) * sizeof(float));
+        mass += weight * own.y;
+        total.x += weight * values.x;
+        total.y += weight * values.y;
+        total.z += weight * values.z;
+        total.w += weight * values.w;
       }
-    }
-    written.confirm(places);
-    if (member == 0 && context.lane % 4 == 0 && context.lane / 4 < spec::kGroup) {
-      auto* masses = core::at<uint2>(slot.outputs[0] + kStatsBegin) + first + context.lane / 4 * spec::kMostChunks;
-      written.put(masses, uint2{__float_as_uint(mass.x), __float_as_uint(mass.y)});
+      if (has_current) {
+        const float weight = ptx::power_of_two(current - peak);
+        const uint2 value = *reinterpret_cast<const uint2*>(work.current_v[team] + dim / 2);
+        mass += weight;
+        total.x += weight * ptx::low(value.x);
+        total.y += weight * ptx::high(value.x);
+        total.z += weight * ptx::low(value.y);
+        total.w += weight * ptx::high(value.y);
+      }
+      const uint32_t at = first + head * spec::kMostChunks;
+      const uint32_t quad = at * kQuads + dim / 4;
+      ptx::store_relaxed_gpu(to + quad, uint4{__float_as_uint(total.x), __float_as_uint(total.y),
+                                              __float_as_uint(total.z), __float_as_uint(total.w)});
+      if (dim == 0) ptx::store_relaxed_gpu(masses + at, uint2{__float_as_uint(peak), __float_as_uint(mass)});
+      places[2 * turn] = quad * 4;
+      places[2 * turn + 1] = dim == 0 ? kStatsBegin / sizeof(uint32_t) + at * 2 : quad * 4;
     }
   }
 };

@@ -39,7 +39,7 @@ struct Merge {
 #pragma unroll
       for (uint32_t ahead = 0; ahead < kAhead; ++ahead) {
         if (begin + ahead * spec::kConsumerWarps < chunks) {
-          const float weight = expf(__uint_as_float(masses[ahead].x) - peak);
+          const float weight = ptx::power_of_two(__uint_as_float(masses[ahead].x) - peak);
           mass += weight * __uint_as_float(masses[ahead].y);
           total.x += weight * __uint_as_float(sums[ahead].x);
           total.y += weight * __uint_as_float(sums[ahead].y);

@@ -31,7 +31,7 @@ def test_shipped_choices_are_legal_on_the_h200() -> None:
     [
         (
             {"ring": {"stages": 40}},
-            r"ring.stages is 40 x 8192 .* of 232448 bytes of shared memory; at most 24 stages fit",
+            r"ring.stages is 40 x 8192 .* of 232448 bytes of shared memory; at most 25 stages fit",
         ),
         (
             {"ring": {"stages": 7}},
