@@ -30,8 +30,8 @@ struct Attend {
   static constexpr uint32_t kTurns = (spec::kGroup * kQuads + kMembers - 1) / kMembers;
   static constexpr float kScale = spec::kScale * 1.4426950408889634f;  // scores are powers of two
   static_assert(spec::kStreaming || kPieceBytes <= spec::kCopyBytes, "a copy holds a block of keys");
-  static_assert(spec::kStreaming || 2 * kPairs <= spec::kStages, "values are kept until all are summed");
-  static_assert(spec::kGroup * sizeof(float) <= spec::kBlockTokens * spec::kElementBytes, "sums lie where values were");
+  static_assert(spec::kStreaming || 2 * kPairs <= spec::kStages, "all copies of a chunk are held together");
+  static_assert(spec::kGroup * sizeof(float) <= spec::kBlockTokens * spec::kElementBytes, "sums lie where keys were");
 
   using Places = uint32_t[2 * kTurns];  // words of the partial results
 
@@ -154,19 +154,23 @@ struct Attend {
     const bool has_current = place.chunk + 1 == place.end_chunk;
     uint32_t lap = spec::kTrace ? core::trace_time(context) : 0;
 
+    // What follows from the lane is found here, not kept from record to record.
+    const uint32_t lane = ptx::kept(context.lane);
+    // The current token's key is the last member's, its value the one's before.
+    const bool has_key = has_current && member + 1 == kTeam;
+    const bool has_value = has_current && member + 1 == max(kTeam - 1, 1u);
     const uint32_t wanted = place.row * spec::kKvHeads + place.head;
     if (queries != wanted) {
-      load_queries(q, context, slot, place);
+      load_queries(q, lane, slot, place);
       queries = wanted;
     }
-    if (has_current && member + 1 == kTeam) stage_current(context, slot, place, q, team);
+    if (has_key) stage_key(lane, context.shared.work, slot, place, q, team);
+    if (has_value) stage_value(lane, context.shared.work, slot, place, team);
     core::lap(context, slot, &abi::Trace::staged, lap);
     const uint32_t keys = copy + 2 * member;
     if (!reader.await_issued(keys) || !reader.await_landed(keys)) return false;
     core::lap(context, slot, &abi::Trace::waited, lap);
     const uint32_t values = keys + 1;
-    // What follows from the lane is found here, not kept from record to record.
-    const uint32_t lane = ptx::kept(context.lane);
 #pragma unroll 1
     for (uint32_t block = 0; block < kPieceBlocks; ++block) {
       const uint32_t number = member * kPieceBlocks + block;
@@ -175,65 +179,63 @@ struct Attend {
       uint32_t weights[2 * kSteps];
       weigh(weights, q, context.shared.work.stats[team][number], lane,
             ptx::shared_address(reader.data_of(keys)) + offset, first, from, place.position);
-      if (block + 1 == kPieceBlocks) reader.free_of(keys);
       if (block == 0 && !(reader.await_issued(values) && reader.await_landed(values))) return false;
-      sum(weights, lane, ptx::shared_address(reader.data_of(values)) + offset, first, from, place.position);
+      sum(weights, lane, ptx::shared_address(reader.data_of(keys)) + offset,
+          ptx::shared_address(reader.data_of(values)) + offset, first, from, place.position);
     }
-    ptx::fence_proxy_async_shared();  // the next copy into this stage comes after the sums
+    reader.free_of(values);
+    ptx::fence_proxy_async_shared();  // the next copy into the keys' stage comes after the sums
     if (!meet(tools)) return false;
     Places places;
     leave(places, context, slot, place, team, member, reader, copy, has_current);
-    if (has_current && member + 1 == kTeam) append(context, slot, place, team, tools.written);
+    if (has_current && member == 0) append(context, slot, place, team, tools.written);
     if (!meet(tools)) return false;  // all have read the sums
-    reader.free_of(values);
+    reader.free_of(keys);
     tools.written.confirm(core::at<const uint32_t>(slot.outputs[0]), places);
     core::lap(context, slot, &abi::Trace::worked, lap);
     return true;
   }
 
   // Queries of a unit, of head lane / 4.
-  __device__ static __forceinline__ void load_queries(HeadPairs& q, const core::Context& context,
-                                                      const core::Slot& slot, const Place& place) {
-    const uint32_t group = min(context.lane / 4, spec::kGroup - 1);  // lanes without a head repeat the last
+  __device__ static __forceinline__ void load_queries(HeadPairs& q, uint32_t lane, const core::Slot& slot,
+                                                      const Place& place) {
+    const uint32_t group = min(lane / 4, spec::kGroup - 1);  // lanes without a head repeat the last
     Angles angles;
-    angles.load(slot.layer.rotary, place.position, context.lane);
-    load_head(q, slot.inputs[0], place.row, (place.head * spec::kGroup + group) * spec::kHeadDim, context.lane);
-    if constexpr (spec::kQkNorm) norm_head(q, slot.layer.q_norm, context.lane);
+    angles.load(slot.layer.rotary, place.position, lane);
+    load_head(q, slot.inputs[0], place.row, (place.head * spec::kGroup + group) * spec::kHeadDim, lane);
+    if constexpr (spec::kQkNorm) norm_head(q, slot.layer.q_norm, lane);
     angles.turn(q);
   }
 
-  // The current token's key and value, as pairs of dims, and its score for every head, into the workspace.
-  __device__ static __forceinline__ void stage_current(const core::Context& context, const core::Slot& slot,
-                                                       const Place& place, const HeadPairs& q, uint32_t team) {
-    constexpr uint32_t kKvSize = spec::kKvHeads * spec::kHeadDim;
-    core::Workspace& work = context.shared.work;
+  // The current token's key, as pairs of dims, and its score for every head, into the workspace.
+  __device__ static __forceinline__ void stage_key(uint32_t lane, core::Workspace& work, const core::Slot& slot,
+                                                   const Place& place, const HeadPairs& q, uint32_t team) {
+    HeadPairs key;
+    Angles angles;
+    angles.load(slot.layer.rotary, place.position, lane);
+    load_head(key, slot.inputs[0], place.row, spec::kQSize + place.head * spec::kHeadDim, lane);
+    if constexpr (spec::kQkNorm) norm_head(key, slot.layer.k_norm, lane);
+    angles.turn(key);
     float score = 0.0f;
-#pragma unroll 1
-    for (uint32_t is_value = 0; is_value < 2; ++is_value) {
-      HeadPairs head;
-      const uint32_t column = spec::kQSize + is_value * kKvSize + place.head * spec::kHeadDim;
-      load_head(head, slot.inputs[0], place.row, column, context.lane);
-      if (is_value == 0) {
-        Angles angles;
-        angles.load(slot.layer.rotary, place.position, context.lane);
-        if constexpr (spec::kQkNorm) norm_head(head, slot.layer.k_norm, context.lane);
-        angles.turn(head);
 #pragma unroll
-        for (uint32_t tile = 0; tile < kDimTiles; ++tile) {
-          score += ptx::low(q[tile]) * ptx::low(head[tile]) + ptx::high(q[tile]) * ptx::high(head[tile]);
-        }
-      }
-      uint32_t* to = is_value == 0 ? work.current_k[team] : work.current_v[team];
-      if (context.lane < 4) {
-#pragma unroll
-        for (uint32_t tile = 0; tile < kDimTiles; ++tile) to[tile * 4 + context.lane] = head[tile];
-      }
+    for (uint32_t tile = 0; tile < kDimTiles; ++tile) {
+      score += ptx::low(q[tile]) * ptx::low(key[tile]) + ptx::high(q[tile]) * ptx::high(key[tile]);
+      if (lane < 4) work.current_k[team][tile * 4 + lane] = key[tile];
     }
     score += __shfl_xor_sync(core::kAllLanes, score, 1);
     score += __shfl_xor_sync(core::kAllLanes, score, 2);
-    if (context.lane % 4 == 0 && context.lane / 4 < spec::kGroup)
-      work.current_scores[team][context.lane / 4] = score * kScale;
-    __syncwarp();
+    if (lane % 4 == 0 && lane / 4 < spec::kGroup) work.current_scores[team][lane / 4] = score * kScale;
+  }
+
+  // The current token's value, as pairs of dims, into the workspace.
+  __device__ static __forceinline__ void stage_value(uint32_t lane, core::Workspace& work, const core::Slot& slot,
+                                                     const Place& place, uint32_t team) {
+    HeadPairs value;
+    load_head(value, slot.inputs[0], place.row, spec::kQSize + (spec::kKvHeads + place.head) * spec::kHeadDim, lane);
+#pragma unroll
+    for (uint32_t tile = 0; tile < kDimTiles; ++tile) {
+      if (lane < 4) work.current_v[team][tile * 4 + lane] = value[tile];
+    }
   }
 
   // Row of four 8 x 8 tiles that this lane names: of tokens [8 token_tile, + 8) and dims [8 dim_tile, + 8).
@@ -300,33 +302,35 @@ struct Attend {
     return dim ^ (head / 2 % (kDimTiles % 4 == 0 ? 4 : 2)) * 8;
   }
 
-  // Weighted values of a block, for all heads; they take the values' place: [head, swizzled dim].
-  __device__ static __forceinline__ void sum(const uint32_t (&weights)[2 * kSteps], uint32_t lane, uint32_t values,
-                                             uint32_t first, uint32_t from, uint32_t end) {
+  // Weighted values of a block, for all heads, to where its keys were: [head, swizzled dim].
+  __device__ static __forceinline__ void sum(const uint32_t (&weights)[2 * kSteps], uint32_t lane, uint32_t to,
+                                             uint32_t values, uint32_t first, uint32_t from, uint32_t end) {
     const bool is_whole = first >= from && first + spec::kBlockTokens <= end;
-    float sums[kDimTiles / 2][4] = {};  // of dims lane / 4 and 8 further, heads 2t, 2t+1
+    uint32_t masks[2 * kSteps];  // of the lane's pairs of tokens
 #pragma unroll
-    for (uint32_t step = 0; step < kSteps; ++step) {
-      const uint32_t token = first + step * 16 + lane % 4 * 2;
-      const uint32_t near = is_whole ? ~0u : mask(token, from, end);
-      const uint32_t far = is_whole ? ~0u : mask(token + 8, from, end);
+    for (uint32_t tile = 0; tile < 2 * kSteps; ++tile) {
+      masks[tile] = is_whole ? ~0u : mask(first + tile * 8 + lane % 4 * 2, from, end);
+    }
+    __syncwarp();  // all lanes have read the keys
+#pragma unroll 2
+    for (uint32_t dims = 0; dims < kDimTiles; dims += 2) {
+      float sums[4] = {};  // of dims lane / 4 and 8 further, heads 2t, 2t+1
 #pragma unroll
-      for (uint32_t dims = 0; dims < kDimTiles; dims += 2) {
+      for (uint32_t step = 0; step < kSteps; ++step) {
+        const uint32_t near = masks[step * 2];
+        const uint32_t far = masks[step * 2 + 1];
         uint32_t a[4];
         ptx::load_matrices_transposed(a, tile_row(values, step * 2 + lane / 16, dims + (lane / 8 & 1), lane));
-        ptx::multiply_add(sums[dims / 2], a[0] & near, a[1] & near, a[2] & far, a[3] & far, weights[step * 2],
+        ptx::multiply_add(sums, a[0] & near, a[1] & near, a[2] & far, a[3] & far, weights[step * 2],
                           weights[step * 2 + 1]);
       }
-    }
-    __syncwarp();  // all lanes have read the values
 #pragma unroll
-    for (uint32_t head = 0; head < 2; ++head) {
-      const uint32_t group = lane % 4 * 2 + head;
-      if (spec::kGroup < 8 && group >= spec::kGroup) continue;
-#pragma unroll
-      for (uint32_t tile = 0; tile < kDimTiles; ++tile) {
-        const uint32_t at = group * spec::kHeadDim + swizzled(group, tile * 8) + lane / 4;
-        ptx::store_shared(values + at * sizeof(float), __float_as_uint(sums[tile / 2][tile % 2 * 2 + head]));
+      for (uint32_t item = 0; item < 4; ++item) {
+        const uint32_t head = lane % 4 * 2 + item % 2;
+        const uint32_t at = head * spec::kHeadDim + swizzled(head, (dims + item / 2) * 8) + lane / 4;
+        if (spec::kGroup == 8 || head < spec::kGroup) {
+          ptx::store_shared(to + at * sizeof(float), __float_as_uint(sums[item]));
+        }
       }
     }
   }
@@ -345,12 +349,20 @@ struct Attend {
     const uint32_t page = ptx::load_relaxed_gpu(ids + place.position / spec::kPageTokens);
     const uint32_t token = place.position % spec::kPageTokens;
     const uint64_t to = page_at(slot, page, place.head) + token / 8 * (kDimTiles * 128) + token % 8 * 16;
-    for (uint32_t tile = context.lane / 4; tile < kDimTiles; tile += 8) {
-      auto* word = core::at<uint32_t>(to + tile * 128) + context.lane % 4;
+    constexpr uint32_t kWords = (kDimTiles + 7) / 8;  // of a lane, in K and in V
+    constexpr uint32_t kToValues = spec::kPageHalfBytes / sizeof(uint32_t);
+    auto* words = core::at<uint32_t>(to) + context.lane % 4;
+    uint32_t places[2 * kWords];
+#pragma unroll
+    for (uint32_t word = 0; word < kWords; ++word) {
+      const uint32_t tile = min(context.lane / 4 + word * 8, kDimTiles - 1);  // lanes without one repeat the last
       const uint32_t pair = tile * 4 + context.lane % 4;
-      written.put(word, work.current_k[team][pair]);
-      written.put(word + spec::kPageHalfBytes / sizeof(uint32_t), work.current_v[team][pair]);
+      ptx::store_relaxed_gpu(words + tile * 32, work.current_k[team][pair]);
+      ptx::store_relaxed_gpu(words + tile * 32 + kToValues, work.current_v[team][pair]);
+      places[2 * word] = tile * 32;
+      places[2 * word + 1] = tile * 32 + kToValues;
     }
+    written.confirm(words, places);
   }
 
   // Leaves a chunk for the merge: weighted sums [row, query head, chunk, dim], and after all of them peaks and masses
@@ -381,7 +393,7 @@ struct Attend {
       for (uint32_t block = 0; block < kBlocks; ++block) {
         const float2 own = work.stats[team][block][head];
         const float weight = ptx::power_of_two(own.x - peak);
-        const uint8_t* sums = reader.data_of(copy + block / kPieceBlocks * 2 + 1) + block % kPieceBlocks * kBlockBytes;
+        const uint8_t* sums = reader.data_of(copy + block / kPieceBlocks * 2) + block % kPieceBlocks * kBlockBytes;
         const float4 values =
             *reinterpret_cast<const float4*>(sums + (head * spec::kHeadDim + swizzled(head, dim)) * sizeof(float));
         mass += weight * own.y;
