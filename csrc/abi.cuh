@@ -24,6 +24,10 @@ inline constexpr uint32_t kUnitRows = 16u;
 inline constexpr uint32_t kPairedColumns = 8u;
 inline constexpr uint32_t kTileColumns = 32u;
 inline constexpr uint32_t kMaxStops = 6u;
+inline constexpr uint32_t kTokenEnded = 2147483648u;
+inline constexpr uint32_t kTokenTaken = 1073741824u;
+inline constexpr uint32_t kTokenNone = 1073741823u;
+inline constexpr uint32_t kTokenIdle = 1073741822u;
 
 enum class TaskKind : uint16_t {
   kEmbed = 1,
@@ -54,6 +58,14 @@ enum class Place : uint32_t {
   kInFlightCap = 7,
   kData = 8,
   kMeeting = 9,
+  kBoundary = 10,
+};
+
+enum class Order : uint32_t {
+  kNone = 0,
+  kJoin = 1,
+  kDrop = 2,
+  kExtend = 3,
 };
 
 struct Wait {
@@ -201,16 +213,24 @@ struct Launch {
   uint64_t clocks;  // Clocks[num_sms], written when a trace is taken
   uint64_t sink;  // uint32_t: takes what must look used
   uint64_t tokens_out;  // uint64_t[tokens_out_steps, rows] in the host's memory: step + 1 in the upper half, token in the lower
+  uint64_t mailbox;  // Mailbox in the host's memory; 0: the launch runs its steps whatever happens
+  uint64_t pages;  // uint32_t[page_groups, rows, pages a row]: the page tables of all groups
+  uint64_t pages_in;  // the same in the host's memory: where a command's pages come from
+  uint64_t boundary;  // uint64_t: steps open to planning, bit 32: and no more will be
   uint64_t deadline_cycles;  // longest wait before a block gives up
   uint32_t first_step;  // number of the first step; counters stand at first_step * total
   uint32_t num_steps;  // steps of this launch
   uint32_t trace_step;  // step that is traced
   uint32_t tokens_out_steps;  // a power of two: step s leaves its tokens at s modulo this
+  uint32_t mailbox_sm;  // list whose block reads the mailbox: the one that samples
+  uint32_t page_groups;  // groups of layers with page tables of their own
+  uint32_t fuzz_seed;  // fuzzing: of the delays
+  uint32_t fuzz_cycles;  // fuzzing: one more than the longest delay before a load or a run
   uint32_t load_cycles[16];  // streaming mode, by kind: spent by the producer after the load waits
   uint32_t early_cycles[16];  // streaming mode, by kind: spent before the early signal
   uint32_t run_cycles[16];  // streaming mode, by kind: spent before the first copy is used
 };
-static_assert(sizeof(Launch) == 376);
+static_assert(sizeof(Launch) == 424);
 static_assert(offsetof(Launch, offsets) == 0);
 static_assert(offsetof(Launch, totals) == 8);
 static_assert(offsetof(Launch, records) == 16);
@@ -231,14 +251,22 @@ static_assert(offsetof(Launch, trace) == 128);
 static_assert(offsetof(Launch, clocks) == 136);
 static_assert(offsetof(Launch, sink) == 144);
 static_assert(offsetof(Launch, tokens_out) == 152);
-static_assert(offsetof(Launch, deadline_cycles) == 160);
-static_assert(offsetof(Launch, first_step) == 168);
-static_assert(offsetof(Launch, num_steps) == 172);
-static_assert(offsetof(Launch, trace_step) == 176);
-static_assert(offsetof(Launch, tokens_out_steps) == 180);
-static_assert(offsetof(Launch, load_cycles) == 184);
-static_assert(offsetof(Launch, early_cycles) == 248);
-static_assert(offsetof(Launch, run_cycles) == 312);
+static_assert(offsetof(Launch, mailbox) == 160);
+static_assert(offsetof(Launch, pages) == 168);
+static_assert(offsetof(Launch, pages_in) == 176);
+static_assert(offsetof(Launch, boundary) == 184);
+static_assert(offsetof(Launch, deadline_cycles) == 192);
+static_assert(offsetof(Launch, first_step) == 200);
+static_assert(offsetof(Launch, num_steps) == 204);
+static_assert(offsetof(Launch, trace_step) == 208);
+static_assert(offsetof(Launch, tokens_out_steps) == 212);
+static_assert(offsetof(Launch, mailbox_sm) == 216);
+static_assert(offsetof(Launch, page_groups) == 220);
+static_assert(offsetof(Launch, fuzz_seed) == 224);
+static_assert(offsetof(Launch, fuzz_cycles) == 228);
+static_assert(offsetof(Launch, load_cycles) == 232);
+static_assert(offsetof(Launch, early_cycles) == 296);
+static_assert(offsetof(Launch, run_cycles) == 360);
 
 struct RowState {
   uint32_t position;  // of the token being decoded, 0-based
@@ -263,6 +291,34 @@ static_assert(offsetof(RowState, min_p) == 24);
 static_assert(offsetof(RowState, top_k) == 28);
 static_assert(offsetof(RowState, seed) == 32);
 static_assert(offsetof(RowState, stops) == 40);
+
+struct Command {
+  uint32_t order;  // Order
+  uint32_t token;  // join: the row's first token
+  uint32_t pages_begin;  // first entry of the row's page tables that is new, in every group
+  uint32_t pages_end;  // one past the last
+  RowState state;  // join: the row's; extend: its end_position
+};
+static_assert(sizeof(Command) == 80);
+static_assert(offsetof(Command, order) == 0);
+static_assert(offsetof(Command, token) == 4);
+static_assert(offsetof(Command, pages_begin) == 8);
+static_assert(offsetof(Command, pages_end) == 12);
+static_assert(offsetof(Command, state) == 16);
+
+struct Mailbox {
+  uint32_t halt;  // not 0: the chain ends
+  uint32_t read;  // steps of this launch whose tokens the host has read
+  uint32_t posted[8];  // commands for each row, since the launch
+  uint32_t reserved[6];  // makes what is polled half a line
+  Command commands[8];  // of each row, whole before it is posted
+};
+static_assert(sizeof(Mailbox) == 704);
+static_assert(offsetof(Mailbox, halt) == 0);
+static_assert(offsetof(Mailbox, read) == 4);
+static_assert(offsetof(Mailbox, posted) == 8);
+static_assert(offsetof(Mailbox, reserved) == 40);
+static_assert(offsetof(Mailbox, commands) == 64);
 
 struct Report {
   uint32_t stop;  // Stop

@@ -40,6 +40,9 @@ class Planner {
     uint32_t planned = 0;
     bool goes_on = true;
     for (uint32_t step = 0; step < launch.num_steps && goes_on; ++step) {
+      bool is_open = true;
+      goes_on = await_boundary(step, is_open);
+      if (!goes_on || !is_open) break;
       for (uint32_t index = 0; index < context_.records(); ++index) {
         if (!plan(launch.first_step + step, index)) {
           goes_on = false;
@@ -49,21 +52,48 @@ class Planner {
         cursor_.advance();
       }
     }
-    if (goes_on) queue_.end();
+    if (goes_on && end_records()) queue_.end();
     if (context_.lane == 0) core::at<abi::Progress>(launch.progress)[context_.sm].loaded = planned;
   }
 
  private:
+  // Whether step `step` of the launch comes, which the boundary before the last one says: planning is never further
+  // ahead than that, so all blocks plan the same steps.
+  __device__ __forceinline__ bool await_boundary(uint32_t step, bool& is_open) {
+    if (spec::kStreaming || step < 2) return true;
+    const auto* word = core::at<const uint64_t>(context_.launch().boundary);
+    return core::await(
+        context_,
+        [&] {
+          const uint64_t boundary = ptx::load_relaxed_gpu(word);
+          is_open = static_cast<uint32_t>(boundary) > step;
+          return is_open || boundary >> 32 != 0;
+        },
+        [&] { return core::Waiting{abi::Place::kBoundary, step}; });
+  }
+
+  // Tells the consumers that nothing follows.
+  __device__ __forceinline__ bool end_records() {
+    if (!await_slot()) return false;
+    if (context_.lane == 0) {
+      context_.shared.slots[cursor_.slot].index = core::kNoRecord;
+      ptx::mbarrier_arrive(ptx::shared_address(&context_.shared.ready[cursor_.slot]));
+    }
+    return true;
+  }
+
+  __device__ __forceinline__ bool await_slot() {
+    const uint32_t done = ptx::shared_address(&context_.shared.done[cursor_.slot]);
+    return core::await(
+        context_, [&] { return ptx::mbarrier_try_wait(done, cursor_.parity ^ 1); },
+        [] { return core::Waiting{abi::Place::kRecordSlot, 0}; });
+  }
+
   __device__ __forceinline__ bool plan(uint32_t step, uint32_t index) {
     core::Shared& shared = context_.shared;
     core::Slot& slot = shared.slots[cursor_.slot];
     if (context_.lane == 0) core::note_record(context_, step, index, abi::kNone);
-    const uint32_t done = ptx::shared_address(&shared.done[cursor_.slot]);
-    if (!core::await(
-            context_, [&] { return ptx::mbarrier_try_wait(done, cursor_.parity ^ 1); },
-            [] { return core::Waiting{abi::Place::kRecordSlot, 0}; })) {
-      return false;
-    }
+    if (!await_slot()) return false;
     fetch_.put(slot, step, index);
     const abi::Record& record = slot.record;
     if (context_.lane == 0) core::note_record(context_, step, index, record.task);
@@ -79,6 +109,7 @@ class Planner {
     if (!core::await_loads(context_, slot)) return false;
     core::stamp(context_, slot, &abi::Trace::load_start);
     core::spend(context_.launch().load_cycles[record.kind]);
+    core::fuzz(context_, step, record.task, 0);
     const auto kind = static_cast<abi::TaskKind>(record.kind);
     const bool is_up = kind == abi::TaskKind::kUp;
     if (!spec::kLinearWalk && slot.layer.num_experts != 0 && (is_up || kind == abi::TaskKind::kDown)) {
@@ -120,21 +151,21 @@ class Consumer {
   __device__ explicit Consumer(const core::Context& context) : context_(context), tools_(context) {}
 
   __device__ __forceinline__ void run() {
-    const abi::Launch& launch = context_.launch();
-    for (uint32_t step = 0; step < launch.num_steps; ++step) {
-      for (uint32_t index = 0; index < context_.records(); ++index) {
-        if (!run_record(launch.first_step + step, index)) {
-          leave();
-          return;
-        }
-        ++ran_;
-        cursor_.advance();
+    uint32_t step = context_.launch().first_step;
+    uint32_t index = 0;
+    while (run_record(step, index)) {
+      ++ran_;
+      cursor_.advance();
+      if (++index == context_.records()) {
+        index = 0;
+        ++step;
       }
     }
     leave();
   }
 
  private:
+  // False when nothing follows, or the kernel is to be left.
   __device__ __forceinline__ bool run_record(uint32_t step, uint32_t index) {
     core::Shared& shared = context_.shared;
     core::Slot& slot = shared.slots[cursor_.slot];
@@ -145,10 +176,12 @@ class Consumer {
             [] { return core::Waiting{abi::Place::kRecord, 0}; })) {
       return false;
     }
+    if (slot.index == core::kNoRecord) return false;
     core::stamp(context_, slot, &abi::Trace::run_wait);
     if (context_.lane == 0) core::note_record(context_, step, index, slot.record.task);
     if (!await_runs(slot)) return false;
     core::stamp(context_, slot, &abi::Trace::run_start);
+    core::fuzz(context_, step, slot.record.task, context_.warp + 1);
     if (!tasks::run(context_, slot, tools_)) return false;
     tools_.reader.skip(slot.copies);
     end(slot);
@@ -222,6 +255,7 @@ __device__ __forceinline__ void prepare(core::Shared& shared, const abi::Launch*
     work[word] = 0;
   if (thread == 0) {
     shared.stop = shared.left = 0;
+    for (uint32_t& word : shared.mail) word = 0;
     for (uint32_t role = 0; role < core::kRoles; ++role) shared.notes[role].state = core::kRuns;
     shared.arrived = shared.queued = shared.taken = shared.issued = 0;
     for (uint32_t stage = 0; stage < spec::kStages; ++stage) {

@@ -46,6 +46,33 @@ class Place(IntEnum):
     IN_FLIGHT_CAP = 7
     DATA = 8
     MEETING = 9
+    BOUNDARY = 10
+
+
+class Order(IntEnum):
+    """What the host asks of a row at a step boundary."""
+
+    NONE = 0
+    JOIN = 1
+    DROP = 2
+    EXTEND = 3
+
+
+TOKEN_ENDED = 1 << 31
+"""In a word of `tokens_out`: the row's last token."""
+
+TOKEN_TAKEN = 1 << 30
+"""The row's command was carried out after this step."""
+
+TOKEN_MASK = TOKEN_TAKEN - 1
+TOKEN_NONE = TOKEN_MASK
+"""Nothing could be drawn: the largest logit is not a finite number."""
+
+TOKEN_IDLE = TOKEN_MASK - 1
+"""The row was not active."""
+
+BEST_WORDS = 4
+"""What a head task leaves of a row: the best draw and its token, the best logit and its token."""
 
 
 CONSTANTS: dict[str, int] = {
@@ -62,6 +89,10 @@ CONSTANTS: dict[str, int] = {
     "kPairedColumns": PAIRED_COLUMNS,
     "kTileColumns": TILE_COLUMNS,
     "kMaxStops": MAX_STOPS,
+    "kTokenEnded": TOKEN_ENDED,
+    "kTokenTaken": TOKEN_TAKEN,
+    "kTokenNone": TOKEN_NONE,
+    "kTokenIdle": TOKEN_IDLE,
 }
 
 
@@ -198,11 +229,19 @@ LAUNCH = Struct(
             "uint64_t",
             "uint64_t[tokens_out_steps, rows] in the host's memory: step + 1 in the upper half, token in the lower",
         ),
+        Field("mailbox", "uint64_t", "Mailbox in the host's memory; 0: the launch runs its steps whatever happens"),
+        Field("pages", "uint64_t", "uint32_t[page_groups, rows, pages a row]: the page tables of all groups"),
+        Field("pages_in", "uint64_t", "the same in the host's memory: where a command's pages come from"),
+        Field("boundary", "uint64_t", "uint64_t: steps open to planning, bit 32: and no more will be"),
         Field("deadline_cycles", "uint64_t", "longest wait before a block gives up"),
         Field("first_step", "uint32_t", "number of the first step; counters stand at first_step * total"),
         Field("num_steps", "uint32_t", "steps of this launch"),
         Field("trace_step", "uint32_t", "step that is traced"),
         Field("tokens_out_steps", "uint32_t", "a power of two: step s leaves its tokens at s modulo this"),
+        Field("mailbox_sm", "uint32_t", "list whose block reads the mailbox: the one that samples"),
+        Field("page_groups", "uint32_t", "groups of layers with page tables of their own"),
+        Field("fuzz_seed", "uint32_t", "fuzzing: of the delays"),
+        Field("fuzz_cycles", "uint32_t", "fuzzing: one more than the longest delay before a load or a run"),
         Field(
             "load_cycles", "uint32_t", "streaming mode, by kind: spent by the producer after the load waits", MAX_KINDS
         ),
@@ -224,6 +263,28 @@ ROW_STATE = Struct(
         Field("top_k", "uint32_t", "0: all tokens"),
         Field("seed", "uint64_t", "of the row's noise"),
         Field("stops", "uint32_t", "token ids that end the row", MAX_STOPS),
+    ),
+)
+
+COMMAND = Struct(
+    "Command",
+    (
+        Field("order", "uint32_t", "Order"),
+        Field("token", "uint32_t", "join: the row's first token"),
+        Field("pages_begin", "uint32_t", "first entry of the row's page tables that is new, in every group"),
+        Field("pages_end", "uint32_t", "one past the last"),
+        Field("state", "RowState", "join: the row's; extend: its end_position"),
+    ),
+)
+
+MAILBOX = Struct(
+    "Mailbox",
+    (
+        Field("halt", "uint32_t", "not 0: the chain ends"),
+        Field("read", "uint32_t", "steps of this launch whose tokens the host has read"),
+        Field("posted", "uint32_t", "commands for each row, since the launch", ROW_TILE),
+        Field("reserved", "uint32_t", "makes what is polled half a line", 6),
+        Field("commands", "Command", "of each row, whole before it is posted", ROW_TILE),
     ),
 )
 
@@ -282,12 +343,13 @@ CLOCKS = Struct(
     ),
 )
 
-ENUMS: tuple[type[IntEnum], ...] = (Stop, Place)
+ENUMS: tuple[type[IntEnum], ...] = (Stop, Place, Order)
 
-STRUCTS = (WAIT, RECORD, HEADER, LAYER, LAUNCH, ROW_STATE, REPORT, PROGRESS, TRACE, CLOCKS)
+STRUCTS = (WAIT, RECORD, HEADER, LAYER, LAUNCH, ROW_STATE, COMMAND, MAILBOX, REPORT, PROGRESS, TRACE, CLOCKS)
 
 _NUMPY_TYPES = {"uint16_t": "<u2", "uint32_t": "<u4", "uint64_t": "<u8", "float": "<f4"}
 
 
 def _numpy_type(name: str) -> np.dtype[np.void] | str:
-    return WAIT.dtype if name == "Wait" else _NUMPY_TYPES[name]
+    nested = next((struct for struct in STRUCTS if struct.name == name), None)
+    return nested.dtype if nested else _NUMPY_TYPES[name]

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from megakernel import live
 from megakernel.build import BuiltStep
+from megakernel.abi import BEST_WORDS
 from megakernel.graph import Op, When
 from megakernel.kinds import TaskKind
 from megakernel.lowering.context import BF16, FP32
@@ -109,4 +110,4 @@ def _op_cost(step: BuiltStep, op: Op, state: LiveState) -> tuple[Bytes, Bytes, B
             return zero, zero + rows * hidden * BF16, zero
         case TaskKind.SAMPLE:
             best = next(access for access in op.tasks[0].accesses if access.slot == 1 and access.when is When.RUN)
-            return zero, zero + rows * best.box[1][1] * 2 * FP32, zero
+            return zero, zero + rows * best.box[1][1] * BEST_WORDS * FP32, zero

@@ -16,6 +16,9 @@ from megakernel.workload import ROW_TILE, Bucket
 CONSUMER_WARPS = 8
 """Warps of a block that run."""
 
+FILTER_BYTES = 256 * 12
+"""Bins of a row that filters its tokens, where its activations lie."""
+
 ATTENTION_BLOCK_TOKENS = 32
 """Keys that are attended together; fewer where a page is no multiple."""
 
@@ -90,11 +93,11 @@ def workspace(model: ModelSpec, bucket: Bucket, choices: Choices) -> Workspace:
     head_bytes = (model.head_dim + 4) * _FLOAT
     group, blocks = model.queries_per_kv, rounding.chunk_tokens // block_tokens(rounding)
     used = (
-        rows * (model.hidden_size + TILE_COLUMNS) * 2,
+        max(rows * (model.hidden_size + TILE_COLUMNS) * 2, FILTER_BYTES),
         (slice_slots + sum_slots) * (rows * _PART_BYTES + _FLOAT),
         _teams(model, rounding, ring.copy_bytes) * ((2 * blocks + 1) * group * _FLOAT + head_bytes),
         2 * (_FLOAT + 2 * experts + rows * (_FLOAT * top_k + experts) + 16),
-        CONSUMER_WARPS * (head_bytes + rows * (_FLOAT + 8)),
+        CONSUMER_WARPS * (head_bytes + rows * (_FLOAT + 12) + 16) + rows * (16 + _FLOAT),
         _SLACK_BYTES,
     )
     return Workspace(slice_slots, sum_slots, block_tokens(rounding), -(-sum(used) // 128) * 128)

@@ -32,4 +32,18 @@ __device__ __forceinline__ void spend(uint32_t cycles) {
   }
 }
 
+// Fuzzing: lets a random time pass before a load, or a warp's part of a run, so that orders are met that no schedule
+// has in mind.
+__device__ __forceinline__ void fuzz(const Context& context, uint32_t step, uint32_t task, uint32_t who) {
+  if constexpr (spec::kFuzz) {
+    const abi::Launch& launch = context.launch();
+    uint32_t hash = ((launch.fuzz_seed * 747796405u + step) * 2891336453u + task) * 277803737u + who;
+    hash = (hash ^ hash >> 15) * 2246822519u;
+    hash = (hash ^ hash >> 13) * 3266489917u;
+    hash ^= hash >> 16;
+    if (hash % 4 == 0) spend((hash >> 2) % max(launch.fuzz_cycles, 1));  // most go on at once
+    __syncwarp();
+  }
+}
+
 }  // namespace mk::core

@@ -6,6 +6,9 @@
 
 namespace mk::core {
 
+// In place of a record's index: nothing follows.
+inline constexpr uint32_t kNoRecord = ~0u;
+
 // One record on its way from the planner to the consumers.
 struct alignas(16) Slot {
   abi::Record record;
@@ -75,9 +78,31 @@ inline constexpr uint32_t kRowBytes =
 inline constexpr uint32_t kChunkBlocks = spec::kStreaming ? 1 : spec::kChunkTokens / spec::kBlockTokens;
 inline constexpr uint32_t kHeadFloats = spec::kStreaming ? 4 : spec::kHeadDim + 4;
 
+// Tokens of a row, and their mass, by distance from the best.
+inline constexpr uint32_t kBins = 256;
+struct Bins {
+  uint64_t masses[kBins];
+  uint32_t tokens[kBins];
+};
+
+// What a row draws its next token with.
+struct alignas(16) Drawing {
+  uint64_t noise;  // hash of its seed and position
+  float inverse;   // of its temperature; 0: greedy
+};
+
+// What a warp found among its logits of a row.
+struct Best {
+  float2 draw;  // value and, as bits, token
+  float logit;
+};
+
 // What runs keep between their warps.
 struct Workspace {
-  alignas(16) uint8_t x[kWorkRows][kRowBytes];                          // normed activations
+  union {
+    alignas(16) uint8_t x[kWorkRows][kRowBytes];  // normed activations
+    Bins bins;                                    // while a row filters its tokens
+  };
   alignas(16) float parts[spec::kSliceSlots][kWorkRows][kPartColumns];  // slices of units under way
   float sums[spec::kSumSlots][kWorkRows][kPartColumns];                 // units summed over experts
   alignas(16) float2 stats[spec::kTeams][kChunkBlocks][spec::kGroup];   // peaks and masses of a chunk's blocks of keys
@@ -87,11 +112,18 @@ struct Workspace {
   Routing routing[2];                                           // by parity of the layer
   alignas(16) float merged[spec::kConsumerWarps][kHeadFloats];  // the warps' sums of a query head, then their mass
   float squares[kWorkRows][spec::kConsumerWarps];
-  float2 best[kWorkRows][spec::kConsumerWarps];  // value and, as bits, token
-  uint32_t units_done[spec::kSliceSlots];        // slices of a unit that are in, at its first slice
-  uint32_t turns[spec::kSumSlots];               // experts that are in the sum
-  uint32_t x_step, x_layer, x_input;             // whose activations stand in x
+  Best best[kWorkRows][spec::kConsumerWarps];
+  Drawing drawing[kWorkRows];
+  ulonglong2 masses[spec::kConsumerWarps];  // what a warp found: better than a draw, and all
+  uint32_t taken[kWorkRows];                // commands of the row that were carried out
+  uint32_t has_ended;                       // not 0: the next step is the chain's last
+  uint32_t units_done[spec::kSliceSlots];   // slices of a unit that are in, at its first slice
+  uint32_t turns[spec::kSumSlots];          // experts that are in the sum
+  uint32_t x_step, x_layer, x_input;        // whose activations stand in x
 };
+
+// Of the mailbox, what is polled.
+inline constexpr uint32_t kMailWords = offsetof(abi::Mailbox, commands) / sizeof(uint32_t);
 
 // Where a role of the block is, and what it last waited for in vain.
 struct Note {
@@ -131,8 +163,9 @@ struct Shared {
   Landed stages[spec::kStages];
   RowAt rows[spec::kRows];
   Note notes[kRoles];
-  uint32_t stop;  // not 0: leave
-  uint32_t left;  // roles that have left
+  uint32_t mail[kMailWords];  // what the watch last read of the mailbox
+  uint32_t stop;              // not 0: leave
+  uint32_t left;              // roles that have left
   Workspace work;
 };
 static_assert(sizeof(Shared) - sizeof(Workspace) <= spec::kRingBytes + spec::kReservedBytes,

@@ -76,6 +76,37 @@ __device__ __forceinline__ uint32_t load_constant(const uint32_t* word) {
   return value;
 }
 
+// Load, acquire, system scope: of a word that the host writes after what it announces.
+__device__ __forceinline__ uint32_t load_acquire_system(const uint32_t* word) {
+  uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+  return value;
+}
+
+// Load, relaxed, system scope: of what the host wrote, and no order.
+__device__ __forceinline__ uint32_t load_relaxed_system(const uint32_t* word) {
+  uint32_t value;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+  return value;
+}
+
+// Load and store of 8 bytes as one, relaxed, gpu scope.
+__device__ __forceinline__ uint64_t load_relaxed_gpu(const uint64_t* word) {
+  uint64_t value;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_relaxed_gpu(uint64_t* word, uint64_t value) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ float load_relaxed_gpu(const float* word) {
+  float value;
+  asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(value) : "l"(word) : "memory");
+  return value;
+}
+
 // Store, relaxed, system scope: one whole word for the host to read, and no order.
 __device__ __forceinline__ void store_relaxed_system(uint64_t* word, uint64_t value) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
@@ -125,6 +156,15 @@ __device__ __forceinline__ void store_shared(uint32_t word, uint32_t value) {
 
 __device__ __forceinline__ void store_shared(uint32_t words, uint2 values) {
   asm volatile("st.shared::cta.v2.u32 [%0], {%1, %2};" ::"r"(words), "r"(values.x), "r"(values.y) : "memory");
+}
+
+// Adds to a word of shared memory, relaxed, block scope.
+__device__ __forceinline__ void add_relaxed_shared(uint32_t& word, uint32_t value) {
+  asm volatile("red.relaxed.cta.shared::cta.add.u32 [%0], %1;" ::"r"(shared_address(&word)), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void add_relaxed_shared(uint64_t& word, uint64_t value) {
+  asm volatile("red.relaxed.cta.shared::cta.add.u64 [%0], %1;" ::"r"(shared_address(&word)), "l"(value) : "memory");
 }
 
 // Exclusive or into a word of shared memory, relaxed, block scope.

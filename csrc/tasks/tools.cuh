@@ -22,14 +22,16 @@ struct Tools {
     for (uint32_t output = 0; output < kOutputs; ++output) {
       best[output] = -ptx::kInfinity;
       best_token[output] = ~0u;
+      peak[output] = -ptx::kInfinity;
     }
   }
 
   core::Written written;
   uint32_t sums = 0;              // slot of the next sum over experts
   float stream[kOutputs];         // residual stream of a record's first unit
-  float best[kOutputs];           // logit of the record so far
+  float best[kOutputs];           // draw of the record so far
   uint32_t best_token[kOutputs];  // and its token
+  float peak[kOutputs];           // best logit
 };
 
 // The better of two candidates: the larger value, of equals the lower token.

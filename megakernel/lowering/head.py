@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from megakernel.abi import BEST_WORDS
 from megakernel.graph import Task, When
 from megakernel.kinds import TaskKind
 from megakernel.lowering.context import BF16, FP32, Lowering, read, whole, write
@@ -27,8 +28,8 @@ def lower_embed(ctx: Lowering, tokens: int, embedding: int, out: int) -> None:
     ctx.add("embed", TaskKind.EMBED, -1, ((tokens,), (out,), (embedding,)), ctx.tasks("embed", cut))
 
 
-def lower_head(ctx: Lowering, x: tuple[int, int], weights: int, logits: int, best: int) -> None:
-    """Logits by columns; each task also leaves its best logit and that token, per row."""
+def lower_head(ctx: Lowering, x: tuple[int, int], weights: int, logits: int, best: int, row_state: int) -> None:
+    """Logits by columns; each task also leaves its best draw and its best logit, with their tokens, per row."""
     hidden = ctx.model.hidden_size
     ranges = deal(ctx.model.vocab_size // UNIT_ROWS, ctx.choices.cut.head)
 
@@ -39,7 +40,8 @@ def lower_head(ctx: Lowering, x: tuple[int, int], weights: int, logits: int, bes
             accesses = [read(slot, whole(ctx.shape(buffer))) for slot, buffer in enumerate(x) if buffer >= 0]
             accesses.append(read(4, ((begin * UNIT_ROWS, end * UNIT_ROWS), (0, hidden)), When.LOAD))
             accesses.append(write(2, (rows, (begin * UNIT_ROWS, end * UNIT_ROWS))))
-            accesses.append(write(3, (rows, (task, task + 1), (0, 2))))
+            accesses.append(write(3, (rows, (task, task + 1), (0, BEST_WORDS))))
+            accesses.append(read(5, (rows,)))
             weight = (end - begin) * UNIT_ROWS * hidden * BF16
             tasks.append(
                 Task(
@@ -54,11 +56,11 @@ def lower_head(ctx: Lowering, x: tuple[int, int], weights: int, logits: int, bes
             )
         return tasks
 
-    ctx.add("head", TaskKind.HEAD, -1, (x, (logits, best), (weights,)), ctx.tasks("head", cut))
+    ctx.add("head", TaskKind.HEAD, -1, (x, (logits, best), (weights, row_state)), ctx.tasks("head", cut))
 
 
 def lower_sample(ctx: Lowering, logits: int, best: int, row_state: int, tokens: int) -> None:
-    """Next token and position of every row of a tile. Greedy rows read only the tasks' best logits."""
+    """Next token and position of every row of a tile. Only rows that filter their tokens read logits."""
 
     def cut() -> list[Task]:
         tasks: list[Task] = []
@@ -72,7 +74,7 @@ def lower_sample(ctx: Lowering, logits: int, best: int, row_state: int, tokens: 
                 write(2, (rows,)),
             )
             shares = ctx.shape(best)[1]
-            tasks.append(Task(accesses, (rows[1] - rows[0]) * shares * 2 * FP32, row_tile_begin=tile))
+            tasks.append(Task(accesses, (rows[1] - rows[0]) * shares * BEST_WORDS * FP32, row_tile_begin=tile))
         return tasks
 
     slots = ((logits, best, row_state), (tokens,), ())

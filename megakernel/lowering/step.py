@@ -8,6 +8,7 @@ parity, since output tasks of a layer may finish while MLP tasks still read that
 from __future__ import annotations
 
 from megakernel import live
+from megakernel.abi import BEST_WORDS
 from megakernel.graph import TaskGraph
 from megakernel.lowering.attention import (
     Scratch,
@@ -38,7 +39,7 @@ def lower(model: ModelSpec, bucket: Bucket, choices: Choices) -> TaskGraph:
         mlp_out = tuple(ctx.buffer(f"mlp_out{parity}", (rows, hidden), BF16) for parity in range(2))
     head_tasks = len(deal(model.vocab_size // UNIT_ROWS, choices.cut.head))
     logits = ctx.buffer("logits", (rows, model.vocab_size), FP32)
-    best = ctx.buffer("best", (rows, head_tasks, 2), FP32)
+    best = ctx.buffer("best", (rows, head_tasks, BEST_WORDS), FP32)
     embedding = ctx.buffer("embedding", (model.vocab_size, hidden), BF16, read_only=True)
     head = embedding
     if not model.tied_embeddings:
@@ -56,7 +57,7 @@ def lower(model: ModelSpec, bucket: Bucket, choices: Choices) -> TaskGraph:
         for layer in range(model.num_layers):
             _sequential_layer(ctx, layer, (residual[0], residual[1]), scratch)
         stream = (residual[0], ABSENT)
-    lower_head(ctx, stream, head, logits, best)
+    lower_head(ctx, stream, head, logits, best, scratch.row_state)
     lower_sample(ctx, logits, best, scratch.row_state, tokens)
     return TaskGraph(tuple(ctx.buffers), tuple(ctx.ops))
 
