@@ -22,6 +22,7 @@ from megakernel.graph import Buffer
 from megakernel.model import ModelSpec, Rope, RoutedMlp
 from runtime.gpu.specialize import pages_per_row
 from runtime.kv_pages import layer_groups
+from runtime.rows import NO_END
 from runtime.weights import LayerWeights, Weights, rotary_table
 
 ALIGNMENT = 1024
@@ -29,9 +30,6 @@ ALIGNMENT = 1024
 
 WEIGHT_STD = 0.02
 """Of drawn weights, as in most initialisations."""
-
-NO_END = 2**32 - 1
-"""End position of a row that goes on."""
 
 Drawn = Literal["bits", "normal"]
 
@@ -46,6 +44,8 @@ class Addresses:
     embedding: int = 0
     final_norm: int = 0
     rows: int = 0
+    pages: int = 0
+    page_groups: int = 0
     routed: int = 0
     arena: int = 0
 
@@ -161,6 +161,8 @@ class StepBuffers:
             embedding=embedding,
             final_norm=self.constants["final_norm"].data_ptr(),
             rows=self.address["row_state"],
+            pages=self.pages.data_ptr(),
+            page_groups=len(inputs.pages),
             routed=routed.data_ptr(),
         )
 
@@ -168,6 +170,10 @@ class StepBuffers:
         """Overwrite the states of all rows."""
         data = upload(rows)
         self.tensor("row_state", tuple(data.shape), torch.uint8).copy_(data)
+
+    def set_pages(self, pages: np.ndarray) -> None:
+        """Overwrite the page tables of all rows, [groups, rows, pages a row]."""
+        self.pages.copy_(upload(pages))
 
     def tensor(self, name: str, shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
         """A buffer's memory as a tensor."""

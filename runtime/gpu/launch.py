@@ -27,6 +27,7 @@ from megakernel.kinds import TaskKind
 from megakernel.table import TaskTable
 from runtime.gpu.buffers import Addresses, upload
 from runtime.gpu.compile import ENTRY, CompiledKernel
+from runtime.gpu.mailbox import Mailbox, Word
 from runtime.gpu.postmortem import Evidence, TaskTitles, explain
 from runtime.gpu.trace import TraceData
 
@@ -53,6 +54,17 @@ class Work:
 
 
 NO_WORK = Work()
+
+
+@dataclass(frozen=True)
+class Fuzz:
+    """Random delays before loads and runs, of a kernel compiled for them: of up to `most_us` microseconds."""
+
+    seed: int = 0
+    most_us: float = 0.0
+
+
+NO_FUZZ = Fuzz()
 
 
 class LoadedTable:
@@ -85,9 +97,9 @@ class LoadedTable:
         self._core_stream = Stream.from_handle(self.stream.cuda_stream)
         self._static = [upload(part) for part in (table.offsets, table.totals, table.records)]
         counter_words = max(table.num_counters, 1) * spec["kCounterStride"]
-        # One block, zeroed at once: counters, then a line each for the present, abort and sink words, then progress.
+        # One block, zeroed at once: counters, then a line each for the words that all blocks share, then progress.
         words = LINE_BYTES // 4
-        sizes = {"counters": counter_words, "present": words, "abort": words, "sink": words}
+        sizes = {"counters": counter_words, **dict.fromkeys(("present", "abort", "sink", "boundary"), words)}
         self._at: dict[str, int] = {}
         for name, size in {**sizes, "progress": 2 * table.num_sms}.items():
             self._at[name] = self._at["end"] if self._at else 0
@@ -118,6 +130,8 @@ class LoadedTable:
         steps: int = 1,
         first_step: int = 0,
         work: Work = NO_WORK,
+        mailbox: Mailbox | None = None,
+        fuzz: Fuzz = NO_FUZZ,
         deadline_ms: float = DEADLINE_MS,
         clock_mhz: float = 1980.0,
     ) -> None:
@@ -128,11 +142,15 @@ class LoadedTable:
         for name, tensor in zip(("offsets", "totals", "records"), self._static, strict=True):
             record[name] = tensor.data_ptr()
         base = self._control.data_ptr()
-        for name in ("counters", "present", "abort", "sink", "progress"):
+        for name in ("counters", "present", "abort", "sink", "boundary", "progress"):
             record[name] = base + 4 * self._at[name]
         record["report"], record["trace"] = self._report.data_ptr(), self._trace.data_ptr()
         record["clocks"] = self._clocks.data_ptr()
         record["tokens_out"], record["tokens_out_steps"] = self._tokens.data_ptr(), TOKENS_OUT_STEPS
+        record["mailbox"] = mailbox.address if mailbox else 0
+        record["pages_in"] = mailbox.pages_address if mailbox else 0
+        record["mailbox_sm"] = self._sampling_sm()
+        record["fuzz_seed"], record["fuzz_cycles"] = fuzz.seed, int(fuzz.most_us * clock_mhz)
         record["deadline_cycles"] = int(deadline_ms * clock_mhz * 1e3)
         record["first_step"], record["num_steps"] = first_step, steps
         record["trace_step"] = (first_step + steps - 1) % 2**32
@@ -182,13 +200,34 @@ class LoadedTable:
         self.launch()
         self.finish()
 
+    @property
+    def ring(self) -> np.ndarray:
+        """Words that steps leave for the host, [steps, rows] uint64."""
+        return self._tokens.numpy().view(np.uint64).reshape(TOKENS_OUT_STEPS, -1)
+
+    def forget_tokens(self) -> None:
+        """Mark all words of the ring as of the step before the first; before a launch whose words are awaited."""
+        self.ring[:] = np.uint64(self._first_step << 32)
+
+    def is_running(self) -> bool:
+        """Whether a launch goes on."""
+        return not self.stream.query()
+
+    def steps_made(self) -> int:
+        """How many steps the last launch made: fewer than it was armed with where it was halted."""
+        steps, has_ended = self._words(self._at["boundary"], 2)
+        return int(steps) if has_ended else int(self._record["num_steps"][0])
+
     def tokens(self, step: int) -> list[int | None]:
         """Tokens of all rows that `step` made; None where a row was not active."""
-        rows = self.compiled.specialization["kRows"]
-        begin = step % TOKENS_OUT_STEPS * rows
-        words = self._tokens[begin : begin + rows].numpy().astype("<u8")
+        words = [int(word) for word in self.ring[step % TOKENS_OUT_STEPS]]
         made = (step + 1) % 2**32
-        return [int(word & 0xFFFFFFFF) if int(word) >> 32 == made else None for word in words]
+        return [Word.read(word).token if word >> 32 == made else None for word in words]
+
+    def _sampling_sm(self) -> int:
+        """List whose block samples; 0 where none does."""
+        records = np.flatnonzero(self.table.records["kind"] == TaskKind.SAMPLE)
+        return int(np.searchsorted(self.table.offsets, records[0], side="right")) - 1 if len(records) else 0
 
     def counters(self) -> np.ndarray:
         """Values of all counters."""

@@ -8,7 +8,8 @@ from megakernel.tiling import UNIT_ROWS
 from runtime.reference import ops
 from runtime.reference.memory import Memory
 from runtime.reference.operands import Operands, read_stream, store_columns, tile_rows, unit_columns
-from runtime.sampling import sample
+from runtime.rows import Drop, Extend, Join
+from runtime.sampling import NO_TOKEN, sample
 from runtime.weights import Weights, unit_rows
 
 
@@ -34,20 +35,32 @@ def run_head(operands: Operands, memory: Memory, weights: Weights, _loaded: obje
             store_columns(logits, tile, columns, ops.tile_product(weights.head[unit], x) * model.logit_scale)
         for row in tile_rows(memory, tile):
             peak = int(torch.argmax(logits[row, begin:end]))
-            best[row, operands.share, 0] = logits[row, begin + peak]
-            best[row, operands.share, 1] = begin + peak
+            # the kernel's first two words are the draw, noise added: here all noise is `sample`'s
+            best[row, operands.share, 0::2] = logits[row, begin + peak]
+            best[row, operands.share, 1::2] = begin + peak
 
 
 def run_sample(operands: Operands, memory: Memory, _weights: Weights, _loaded: object) -> None:
-    """Next token and position of active rows; greedy rows look only at the tasks' best logits."""
+    """Next token and position of active rows, and what the host asked of each; greedy rows look only at the best.
+
+    A row ends after a stop id, when its next position is its last, or when nothing can be drawn. A row that grows in
+    this step does so first; one that leaves or joins does so last.
+    """
     logits, best = memory.buffers[operands.inputs[0]], memory.buffers[operands.inputs[1]]
     for tile in operands.tiles:
         for row in tile_rows(memory, tile):
-            if not memory.active[row]:
-                continue
-            params, position = memory.sampling[row], memory.positions[row]
-            if params.temperature == 0.0:
-                memory.tokens[row] = int(best[row, int(torch.argmax(best[row, :, 0])), 1])
-            else:
-                memory.tokens[row] = sample(logits[row].to(torch.float64).numpy(), params, position)
-            memory.positions[row] = position + 1
+            command = memory.mail.pop(row, None)
+            if isinstance(command, Extend):
+                memory.carry_out(row, command)
+            if memory.active[row]:
+                params, position = memory.sampling[row], memory.positions[row]
+                if params.is_greedy:
+                    value, token = best[row, int(torch.argmax(best[row, :, 0])), :2]
+                    memory.tokens[row] = int(token) if value.isfinite() else NO_TOKEN
+                else:
+                    memory.tokens[row] = sample(logits[row].to(torch.float64).numpy(), params, position)
+                memory.positions[row] = position + 1
+                ends = memory.tokens[row] in (*memory.stops[row], NO_TOKEN)
+                memory.active[row] = not ends and position + 1 < memory.end_positions[row]
+            if isinstance(command, Join | Drop):
+                memory.carry_out(row, command)

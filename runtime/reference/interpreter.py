@@ -22,6 +22,10 @@ from runtime.reference.tasks import Loaded, load, run
 from runtime.weights import Weights
 
 
+WRAP = 2**32
+"""Counters are words; what is compared is their difference."""
+
+
 class StuckError(RuntimeError):
     """No SM can move, or a counter does not add up: the table is wrong. Names the first task that should have run."""
 
@@ -49,13 +53,15 @@ class _Sm:
 class Interpreter:
     """Executes steps of one table on one memory; counters keep growing from step to step."""
 
-    def __init__(self, table: TaskTable, memory: Memory, weights: Weights, seed: int = 0) -> None:
-        """`seed` picks the interleaving; the results must not depend on it."""
+    def __init__(
+        self, table: TaskTable, memory: Memory, weights: Weights, seed: int = 0, *, first_step: int = 0
+    ) -> None:
+        """`seed` picks the interleaving, `first_step` where counters stand; the results must not depend on them."""
         self.memory, self.weights, self.table = memory, weights, table
         self.random = Random(seed)
         self.totals = [int(total) for total in table.totals]
-        self.counters = [0] * table.num_counters
-        self.step_idx = 0
+        self.counters = [first_step * total % WRAP for total in self.totals]
+        self.step_idx = self.first_step = first_step
         self.lists = [[_decode(record) for record in table.sm_records(sm)] for sm in range(table.num_sms)]
         self.deferred: dict[int, bool] = {}
         self.loaded: dict[int, Loaded] = {}
@@ -73,10 +79,9 @@ class Interpreter:
                 movable.remove(sm)
         self.step_idx += 1
         for counter, (count, total) in enumerate(zip(self.counters, self.totals, strict=True)):
-            if count != self.step_idx * total:
-                raise StuckError(
-                    f"after step {self.step_idx} counter {counter} stands at {count}, needed {self.step_idx * total}"
-                )
+            if count != self.step_idx * total % WRAP:
+                needed = self.step_idx * total % WRAP
+                raise StuckError(f"after step {self.step_idx} counter {counter} stands at {count}, needed {needed}")
 
     def _pick(self, movable: list[_Sm]) -> _Sm | None:
         """Let a random SM's producer or consumers make one move; None when none of them can."""
@@ -92,10 +97,16 @@ class Interpreter:
 
     def _met(self, waits: tuple[Wait, ...]) -> bool:
         return all(
-            self.counters[wait.counter] >= (self.step_idx - wait.lag) * self.totals[wait.counter] + wait.need
+            (self.counters[wait.counter] - self._target(wait)) % WRAP < WRAP // 2
             for wait in waits
-            if self.step_idx >= wait.lag
+            if self.step_idx - self.first_step >= wait.lag
         )
+
+    def _target(self, wait: Wait) -> int:
+        return ((self.step_idx - wait.lag) * self.totals[wait.counter] + wait.need) % WRAP
+
+    def _arrive(self, counter: int) -> None:
+        self.counters[counter] = (self.counters[counter] + 1) % WRAP
 
     def _produce(self, sm: _Sm) -> bool:
         if sm.produced == len(sm.entries):
@@ -119,13 +130,13 @@ class Interpreter:
                 return False
             if entry.early != NONE:
                 run(entry.operands, self.memory, self.weights, None, early=True)
-                self.counters[entry.early] += 1
+                self._arrive(entry.early)
                 sm.early_done = True
                 return True
         loaded = load(entry.operands, self.memory) if self.deferred[entry.task] else self.loaded.pop(entry.task)
         run(entry.operands, self.memory, self.weights, loaded, early=False)
         if entry.arrive != NONE:
-            self.counters[entry.arrive] += 1
+            self._arrive(entry.arrive)
         sm.consumed += 1
         sm.early_done = False
         return True
@@ -139,7 +150,7 @@ class Interpreter:
             if not self._met((wait,))
         ]
         task, sm_idx, entry, wait = min(waiting, key=lambda item: (item[0], item[1]))
-        target = (self.step_idx - wait.lag) * self.totals[wait.counter] + wait.need
+        target = self._target(wait)
         raise StuckError(
             f"step {self.step_idx}: task {task} ({entry.operands.kind.name.lower()}, layer {entry.operands.layer}) "
             f"on SM {sm_idx} should have run first; it waits for counter {wait.counter} = {target}, which stands at "

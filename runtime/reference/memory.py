@@ -6,7 +6,9 @@ KV lies in pages (`runtime.kv_pages`): one pool a layer, and one table of page i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from megakernel.build import BuiltStep
 from megakernel.workload import ROW_TILE
 from runtime.kv_pages import allocate, layer_groups, read, write
 from runtime.reference.ops import accumulator
+from runtime.rows import Command, Drop, Extend, Join, Pages
 from runtime.sampling import GREEDY, SamplingParams
 
 PARTIAL_RESULTS = ("router", "qkv", "partial", "logits", "best")
@@ -39,6 +42,9 @@ class Memory:
         self.tokens = [0] * bucket.rows
         self.positions = [0] * bucket.rows
         self.active = [False] * bucket.rows
+        self.end_positions = [0] * bucket.rows
+        self.stops: list[tuple[int, ...]] = [()] * bucket.rows
+        self.mail: dict[int, Command] = {}
         self.sampling: list[SamplingParams] = [GREEDY] * bucket.rows
         self.buffers: dict[int, Tensor] = {}
         for idx, buffer in enumerate(step.graph.buffers):
@@ -58,14 +64,32 @@ class Memory:
         missing = ROW_TILE - rows.shape[0]
         return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
 
-    def join(self, row: int, token: int, position: int, sampling: SamplingParams = GREEDY) -> None:
-        """Activate `row`: the next step decodes `token` at `position`; its earlier KV is already in its pages."""
-        self.tokens[row], self.positions[row], self.active[row] = token, position, True
-        self.sampling[row] = sampling
+    def join(self, row: int, token: int, position: int, sampling: SamplingParams = GREEDY, **limits: Any) -> None:
+        """Activate `row` as `Join` says, between steps."""
+        self.carry_out(row, Join(token, position, sampling, **limits))
+
+    def carry_out(self, row: int, command: Command) -> None:
+        """Change a row at a step boundary; what is in `mail` is carried out where the step samples."""
+        match command:
+            case Join():
+                self._put_pages(row, 0, command.pages or ())
+                self.tokens[row], self.positions[row], self.active[row] = command.token, command.position, True
+                self.sampling[row] = command.sampling
+                self.end_positions[row], self.stops[row] = command.end_position, command.stops
+            case Drop():
+                self.active[row] = False
+            case Extend():
+                self._put_pages(row, command.begin, command.pages)
+                self.end_positions[row] = command.end_position
 
     def leave(self, row: int) -> None:
         """Deactivate `row`."""
         self.active[row] = False
+
+    def _put_pages(self, row: int, begin: int, pages: Pages) -> None:
+        for table, ids in zip(self.pages, pages, strict=False):
+            # what is never read needs an id that exists, as a card loads whole chunks
+            table[row, begin : begin + len(ids)] = torch.from_numpy(np.maximum(ids, 0).astype(np.int64))
 
     def write_kv(self, layer: int, row: int, head: int, position: int, kv: Tensor) -> None:
         """Store K and V [2, tokens, head_dim] of consecutive tokens from `position` on."""

@@ -1,0 +1,75 @@
+"""What may be asked of a row at a step boundary: to begin, to end, to grow; and its state as the kernel holds it.
+
+Shared by everything that decodes: the interpreter carries the commands out itself, a card takes them from a mailbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from megakernel.abi import MAX_STOPS, ROW_STATE
+from runtime.sampling import GREEDY, SamplingParams
+
+NO_END = 2**32 - 1
+"""End position of a row that goes on."""
+
+Pages = Sequence[npt.NDArray[np.integer]]
+"""Page ids of a row, one array a group of layers; negative where a window has passed and nothing is read."""
+
+
+@dataclass(frozen=True)
+class Join:
+    """The next step decodes `token` at `position`; the row's earlier KV is in its pages.
+
+    It ends after one of `stops`, and before `end_position`. `pages` are the first entries of its page tables; None
+    keeps what stands there.
+    """
+
+    token: int
+    position: int
+    sampling: SamplingParams = GREEDY
+    end_position: int = NO_END
+    stops: tuple[int, ...] = ()
+    pages: Pages | None = None
+
+
+@dataclass(frozen=True)
+class Drop:
+    """The row ends with the token that the step makes."""
+
+
+@dataclass(frozen=True)
+class Extend:
+    """The row's page tables go on with `pages` from entry `begin`, and it may come up to `end_position`."""
+
+    begin: int
+    pages: Pages
+    end_position: int = NO_END
+
+
+Command = Join | Drop | Extend
+
+
+def row_state(join: Join) -> npt.NDArray[np.void]:
+    """A joining row's state, one record [1].
+
+    ValueError for more stop ids than fit, or parameters that change logits before the temperature: the host's work.
+    """
+    if len(join.stops) > MAX_STOPS:
+        raise ValueError(f"{len(join.stops)} stop ids, at most {MAX_STOPS} fit a row")
+    if join.sampling.edits_logits:
+        raise ValueError("penalties and logit_bias change logits, which the kernel does not: sample on the host")
+    state = np.zeros(1, ROW_STATE.dtype)
+    sampling = join.sampling
+    state["position"], state["active"], state["end_position"] = join.position, 1, join.end_position
+    state["num_stops"] = len(join.stops)
+    state["stops"][0, : len(join.stops)] = join.stops
+    # a temperature that single precision rounds to nothing is not greedy: equals draw
+    temperature = 0.0 if sampling.is_greedy else max(sampling.temperature, float(np.finfo(np.float32).tiny))
+    state["temperature"], state["top_p"], state["min_p"] = temperature, sampling.top_p, sampling.min_p
+    state["top_k"], state["seed"] = min(sampling.top_k, 2**31), sampling.seed
+    return state
