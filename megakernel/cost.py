@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from megakernel import live
-from megakernel.build import BuiltStep
 from megakernel.abi import BEST_WORDS
+from megakernel.build import BuiltStep
 from megakernel.graph import Op, When
 from megakernel.kinds import TaskKind
 from megakernel.lowering.context import BF16, FP32

@@ -8,8 +8,9 @@ the projection are whole blocks of units. `units` and `unit_rows` are the only c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -54,17 +55,87 @@ def pack_weights(model: ModelSpec, tensors: Mapping[str, Tensor], rounding: Roun
 
     ConfigError names a missing tensor or a wrong shape.
     """
-    source = _Checkpoint(tensors, dtype)
-    embedding = units(source.get("model.embed_tokens.weight", (model.vocab_size, model.hidden_size)))
-    head = embedding
-    if not model.tied_embeddings:
-        head = units(source.get("lm_head.weight", (model.vocab_size, model.hidden_size)))
+    parts: dict[str, list[Tensor]] = {}
+    for piece in pack_pieces(model, tensors, rounding, dtype):
+        parts.setdefault(piece.name, []).append(piece.tensor)
+    packed = {name: found[0] if len(found) == 1 else torch.cat(found) for name, found in parts.items()}
+
+    def layer(idx: int) -> LayerWeights:
+        own = {name: packed.get(f"L{idx}.{name}") for name in LayerWeights.__dataclass_fields__}
+        return LayerWeights(**own)  # pyright: ignore[reportArgumentType]
+
     return Weights(
-        embedding=embedding,
-        head=head,
-        final_norm=source.get("model.norm.weight", (model.hidden_size,)),
-        layers=tuple(_pack_layer(model, spec, source, idx, rounding) for idx, spec in enumerate(model.layers)),
+        embedding=packed["embedding"],
+        head=packed.get("head", packed["embedding"]),
+        final_norm=packed["final_norm"],
+        layers=tuple(layer(idx) for idx in range(model.num_layers)),
     )
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Part of a packed tensor: `tensor` lies at units (or rows, or elements) `begin` on.
+
+    Names are those of a step's buffers: "embedding", "head", "L3.up"; norms are "final_norm", "L3.input_norm", ...
+    `source_bytes`: of the checkpoint, read for it.
+    """
+
+    name: str
+    begin: int
+    tensor: Tensor
+    source_bytes: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Packed."""
+        return self.tensor.numel() * self.tensor.element_size()
+
+
+@runtime_checkable
+class RowSource(Protocol):
+    """A checkpoint that reads part of a tensor."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor that is not read."""
+        ...
+
+    def rows(self, name: str, begin: int, end: int) -> Tensor:
+        """Rows [end - begin, ...] of a tensor's first dimension."""
+        ...
+
+
+MOST_PIECE_BYTES = 64 * 2**20
+"""Of rows of the vocabulary. Other pieces are one matrix, or one expert's."""
+
+
+def pack_pieces(
+    model: ModelSpec, tensors: Mapping[str, Tensor], rounding: Rounding, dtype: torch.dtype
+) -> Iterator[Piece]:
+    """The packed tensors piece by piece, in the order in which a checkpoint has them: no more is held than a piece.
+
+    ConfigError names a missing tensor or a wrong shape.
+    """
+    source = _Checkpoint(tensors, dtype)
+    yield from _vocabulary(model, source, "embedding", "model.embed_tokens.weight")
+    for idx, spec in enumerate(model.layers):
+        for piece in _layer_pieces(model, spec, source, idx, rounding):
+            yield replace(piece, name=f"L{idx}.{piece.name}")
+    yield source.whole("final_norm", "model.norm.weight", (model.hidden_size,))
+    if not model.tied_embeddings:
+        yield from _vocabulary(model, source, "head", "lm_head.weight")
+
+
+def weight_pieces(weights: Weights) -> Iterator[Piece]:
+    """Packed weights as whole pieces."""
+    yield Piece("embedding", 0, weights.embedding)
+    if weights.head is not weights.embedding:
+        yield Piece("head", 0, weights.head)
+    yield Piece("final_norm", 0, weights.final_norm)
+    for idx, layer in enumerate(weights.layers):
+        for name in LayerWeights.__dataclass_fields__:
+            tensor = getattr(layer, name)
+            if tensor is not None:
+                yield Piece(f"L{idx}.{name}", 0, tensor)
 
 
 def units(matrix: Tensor) -> Tensor:
@@ -106,58 +177,80 @@ class _Checkpoint:
         return name in self._tensors
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return self.rows(name, shape, 0, shape[0])
+
+    def rows(self, name: str, shape: tuple[int, ...], begin: int, end: int) -> Tensor:
+        """Rows of a tensor that should have `shape`."""
         if name not in self._tensors:
             raise ConfigError(f"the checkpoint has no tensor {name!r}, needed with shape {list(shape)}")
-        tensor = self._tensors[name]
-        if tuple(tensor.shape) != shape:
-            raise ConfigError(f"tensor {name!r} has shape {list(tensor.shape)}, needed {list(shape)}")
-        return tensor.detach().to(self._dtype)
+        tensors = self._tensors
+        found = tensors.shape(name) if isinstance(tensors, RowSource) else tuple(tensors[name].shape)
+        if found != shape:
+            raise ConfigError(f"tensor {name!r} has shape {list(found)}, needed {list(shape)}")
+        rows = tensors.rows(name, begin, end) if isinstance(tensors, RowSource) else tensors[name][begin:end]
+        return rows.detach().to(self._dtype)
+
+    def whole(self, name: str, tensor: str, shape: tuple[int, ...]) -> Piece:
+        """A tensor that is not packed."""
+        return _piece(name, 0, self.get(tensor, shape), ())
 
 
-def _pack_layer(model: ModelSpec, spec: LayerSpec, source: _Checkpoint, layer: int, rounding: Rounding) -> LayerWeights:
+def _piece(name: str, begin: int, packed: Tensor, sources: tuple[Tensor, ...]) -> Piece:
+    return Piece(name, begin, packed, sum(source.numel() * source.element_size() for source in sources))
+
+
+def _vocabulary(model: ModelSpec, source: _Checkpoint, name: str, tensor: str) -> Iterator[Piece]:
+    vocab, hidden = model.vocab_size, model.hidden_size
+    step = max(MOST_PIECE_BYTES // (hidden * 2) // UNIT_ROWS, 1) * UNIT_ROWS
+    for begin in range(0, vocab, step):
+        rows = source.rows(tensor, (vocab, hidden), begin, min(begin + step, vocab))
+        yield _piece(name, begin // UNIT_ROWS, units(rows), (rows,))
+
+
+def _layer_pieces(
+    model: ModelSpec, spec: LayerSpec, source: _Checkpoint, layer: int, rounding: Rounding
+) -> Iterator[Piece]:
     hidden, width = model.hidden_size, spec.mlp.width
     prefix = f"model.layers.{layer}"
     attention = f"{prefix}.self_attn"
-    qkv = torch.cat(
-        [
-            source.get(f"{attention}.{name}_proj.weight", (size, hidden))
-            for name, size in (("q", model.q_size), ("k", model.kv_size), ("v", model.kv_size))
-        ]
-    )
-    input_norm = source.get(f"{prefix}.input_layernorm.weight", (hidden,))
-    sequential = model.block == "sequential"
-    router = None
+    sizes = (("q", model.q_size), ("k", model.kv_size), ("v", model.kv_size))
+    parts = tuple(source.get(f"{attention}.{name}_proj.weight", (size, hidden)) for name, size in sizes)
+    yield _piece("qkv", 0, split_units(torch.cat(parts), rounding.project_k_splits), parts)
+    if model.qk_norm:
+        for name in ("q_norm", "k_norm"):
+            yield source.whole(name, f"{attention}.{name}.weight", (model.head_dim,))
+    output = source.get(f"{attention}.o_proj.weight", (hidden, model.q_size))
+    yield _piece("output", 0, units(output), (output,))
+    yield source.whole("input_norm", f"{prefix}.input_layernorm.weight", (hidden,))
+    # a parallel block norms once
+    second = "post_attention_layernorm" if model.block == "sequential" else "input_layernorm"
+    yield source.whole("mlp_norm", f"{prefix}.{second}.weight", (hidden,))
+    experts = 1
     if isinstance(spec.mlp, RoutedMlp):
-        router = source.get(f"{prefix}.mlp.gate.weight", (spec.mlp.num_experts, hidden))
-        experts = [_expert(source, f"{prefix}.mlp.experts", expert, spec.mlp, hidden) for expert in
-                   range(spec.mlp.num_experts)]  # fmt: skip
-    else:
-        names = (("gate", (width, hidden)), ("up", (width, hidden)), ("down", (hidden, width)))
-        gate, up, down = (source.get(f"{prefix}.mlp.{name}_proj.weight", shape) for name, shape in names)
-        experts = [(gate, up, down)]
-    return LayerWeights(
-        input_norm=input_norm,
-        mlp_norm=source.get(f"{prefix}.post_attention_layernorm.weight", (hidden,)) if sequential else input_norm,
-        q_norm=source.get(f"{attention}.q_norm.weight", (model.head_dim,)) if model.qk_norm else None,
-        k_norm=source.get(f"{attention}.k_norm.weight", (model.head_dim,)) if model.qk_norm else None,
-        qkv=split_units(qkv, rounding.project_k_splits),
-        output=units(source.get(f"{attention}.o_proj.weight", (hidden, model.q_size))),
-        router=router,
-        up=torch.cat([paired_units(gate, up) for gate, up, _ in experts]),
-        down=torch.cat([units(down) for _, _, down in experts]),
-    )
+        experts = spec.mlp.num_experts
+        yield source.whole("router", f"{prefix}.mlp.gate.weight", (experts, hidden))
+    for expert in range(experts):
+        gate, up, down = _mlp(source, f"{prefix}.mlp", spec, expert, hidden)
+        yield _piece("up", expert * (width // PAIRED_COLUMNS), paired_units(gate, up), (gate, up))
+        yield _piece("down", expert * (hidden // UNIT_ROWS), units(down), (down,))
 
 
-def _expert(
-    source: _Checkpoint, prefix: str, expert: int, mlp: RoutedMlp, hidden: int
+def _mlp(
+    source: _Checkpoint, prefix: str, spec: LayerSpec, expert: int, hidden: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gate, up and down of one expert; checkpoints keep them apart, transformers' modules fused."""
-    if source.has(f"{prefix}.gate_up_proj"):
-        fused = source.get(f"{prefix}.gate_up_proj", (mlp.num_experts, 2 * mlp.width, hidden))[expert]
-        down = source.get(f"{prefix}.down_proj", (mlp.num_experts, hidden, mlp.width))[expert]
-        return fused[: mlp.width], fused[mlp.width :], down
+    """Gate, up and down of an expert, or of a dense layer; checkpoints keep experts apart, transformers' modules not."""
+    mlp, width = spec.mlp, spec.mlp.width
+    if isinstance(mlp, RoutedMlp):
+        prefix = f"{prefix}.experts"
+        if source.has(f"{prefix}.gate_up_proj"):
+            shape = (mlp.num_experts, 2 * width, hidden)
+            fused = source.rows(f"{prefix}.gate_up_proj", shape, expert, expert + 1)[0]
+            shape = (mlp.num_experts, hidden, width)
+            down = source.rows(f"{prefix}.down_proj", shape, expert, expert + 1)[0]
+            return fused[:width], fused[width:], down
+        prefix = f"{prefix}.{expert}"
     return (
-        source.get(f"{prefix}.{expert}.gate_proj.weight", (mlp.width, hidden)),
-        source.get(f"{prefix}.{expert}.up_proj.weight", (mlp.width, hidden)),
-        source.get(f"{prefix}.{expert}.down_proj.weight", (hidden, mlp.width)),
+        source.get(f"{prefix}.gate_proj.weight", (width, hidden)),
+        source.get(f"{prefix}.up_proj.weight", (width, hidden)),
+        source.get(f"{prefix}.down_proj.weight", (hidden, width)),
     )

@@ -77,7 +77,7 @@ __device__ __forceinline__ bool run_product(const core::Context& context, core::
     decltype(task)::describe(context, slot, product);
     return true;
   });
-  if (kind == abi::TaskKind::kHead) Head::stage_drawing(context);
+  if (kind == abi::TaskKind::kHead) Head::stage_drawing(context, slot, product);
   if (product.norm != 0) {
     if (!stage_normed(context, slot, tools, product)) return false;
   } else if (product.residual != 0) {

@@ -20,15 +20,30 @@ INDEX = "model.safetensors.index.json"
 
 
 class Checkpoint(Mapping[str, Tensor]):
-    """Tensors of a folder by name, each read when it is asked for."""
+    """Tensors of a folder by name, each, or some of its rows, read when it is asked for."""
 
     def __init__(self, folder: Path) -> None:
         """ConfigError where the folder has no safetensors, an index names a missing file, or a file is damaged."""
+        self._opened: tuple[Path, safe_open] | None = None
         self._file_of = {name: path for path in _files(folder) for name in _names(path)}
 
     def __getitem__(self, name: str) -> Tensor:
-        with safe_open(self._file_of[name], framework="pt") as file:
-            return file.get_tensor(name)
+        return self._open(name).get_tensor(name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor, which is not read."""
+        return tuple(self._open(name).get_slice(name).get_shape())
+
+    def rows(self, name: str, begin: int, end: int) -> Tensor:
+        """Rows of a tensor's first dimension."""
+        return self._open(name).get_slice(name)[begin:end]
+
+    def _open(self, name: str) -> safe_open:
+        """The tensor's file, which stays open until one of another file is asked for."""
+        path = self._file_of[name]
+        if self._opened is None or self._opened[0] != path:
+            self._opened = path, safe_open(path, framework="pt")
+        return self._opened[1]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._file_of)

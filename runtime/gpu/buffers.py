@@ -8,7 +8,7 @@ the addresses from here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,11 +19,11 @@ from torch import Tensor
 from megakernel.abi import LAYER, ROW_STATE
 from megakernel.build import BuiltStep
 from megakernel.graph import Buffer
-from megakernel.model import ModelSpec, Rope, RoutedMlp
+from megakernel.model import Rope, RoutedMlp
 from runtime.gpu.specialize import pages_per_row
 from runtime.kv_pages import layer_groups
 from runtime.rows import NO_END
-from runtime.weights import LayerWeights, Weights, rotary_table
+from runtime.weights import Piece, rotary_table
 
 ALIGNMENT = 1024
 """Bulk copies need 16; whole tiles of weights begin at multiples of this."""
@@ -118,10 +118,13 @@ class StepBuffers:
         step: BuiltStep,
         model: StepBuffers | None = None,
         *,
-        weights: Weights | None = None,
+        weights: Iterable[Piece] | None = None,
         drawn: Drawn = "bits",
     ) -> None:
-        """Allocate and fill; with `model`, weights and KV are those of another table of the same model and bucket."""
+        """Allocate and fill; with `model`, weights and KV are those of another table of the same model and bucket.
+
+        `weights` come piece by piece, and are copied as they come; without them they are drawn.
+        """
         self.step, self.model = step, model
         taken = {} if model is None else {name: at for name, at in model.address.items() if name in model.permanent}
         self.permanent = {
@@ -130,22 +133,35 @@ class StepBuffers:
         own = [buffer for buffer in step.graph.buffers if buffer.name not in taken]
         sizes = [-(-self._size(buffer) // ALIGNMENT) * ALIGNMENT for buffer in own]
         self.num_bytes = sum(sizes)
-        fill = random_bytes if drawn == "bits" else random_weights
-        self.block = fill(self.num_bytes + ALIGNMENT)
+        if weights is not None:
+            self.block = torch.zeros(self.num_bytes + ALIGNMENT, dtype=torch.uint8, device="cuda")
+        else:
+            self.block = (random_bytes if drawn == "bits" else random_weights)(self.num_bytes + ALIGNMENT)
         self.begin = -(-self.block.data_ptr() // ALIGNMENT) * ALIGNMENT
         placed = zip(own, np.cumsum([0, *sizes]), strict=False)
         self.address = taken | {buffer.name: self.begin + int(offset) for buffer, offset in placed}
         if model is not None:
             self.constants = model.constants
         else:
-            self.constants = {name: value.cuda() for name, value in _constants(step, weights).items()}
-        for name, tensor in _matrices(weights) if weights and model is None else ():
-            self.tensor(name, tensor.shape, tensor.dtype).copy_(tensor)
+            self.constants = {name: value.cuda() for name, value in _constants(step).items()}
+        self.most_host_bytes = 0
+        for piece in weights or ():
+            self._load(piece)
         for name in ("tokens", "row_state"):
             self.tensor(name, (self._size(self._buffer(name)),), torch.uint8).zero_()
         self._buffers = upload(np.array([self.address[buffer.name] for buffer in step.graph.buffers], "<u8"))
         self._layers = torch.empty(0)
         self._live: list[Tensor] = []
+
+    def _load(self, piece: Piece) -> None:
+        """Copy a piece to its place; norms lie apart."""
+        self.most_host_bytes = max(self.most_host_bytes, piece.source_bytes + piece.bytes)
+        tensor = piece.tensor.to(torch.bfloat16)
+        if piece.name in self.constants:
+            self.constants[piece.name].copy_(tensor)
+        else:
+            place = (piece.begin + len(tensor), *tensor.shape[1:])
+            self.tensor(piece.name, place, torch.bfloat16)[piece.begin :].copy_(tensor)
 
     def set_inputs(self, inputs: LiveInputs) -> Addresses:
         """Upload live inputs; the addresses of everything."""
@@ -234,39 +250,16 @@ def _rotary_name(rope: Rope) -> str:
     return f"rotary {rope.theta:g}"
 
 
-def _constants(step: BuiltStep, weights: Weights | None) -> dict[str, Tensor]:
-    """Norms and tables of cosine and sine, in bfloat16; without a checkpoint, norms are ones."""
+def _constants(step: BuiltStep) -> dict[str, Tensor]:
+    """Norms, all ones, and tables of cosine and sine, in bfloat16."""
     model = step.model
     ropes = {_rotary_name(layer.rope): layer.rope for layer in model.layers if layer.rope}
     positions = step.bucket.max_context_tokens
     found = {name: rotary_table(rope, positions, model.head_dim) for name, rope in ropes.items()}
-    found["final_norm"] = weights.final_norm if weights else torch.ones(model.hidden_size)
+    norms = {"input_norm": model.hidden_size, "mlp_norm": model.hidden_size}
+    if model.qk_norm:
+        norms |= {"q_norm": model.head_dim, "k_norm": model.head_dim}
+    found["final_norm"] = torch.ones(model.hidden_size)
     for idx in range(model.num_layers):
-        layer = weights.layers[idx] if weights else None
-        for name, norm in _norms(model, layer).items():
-            found[f"L{idx}.{name}"] = norm
+        found |= {f"L{idx}.{name}": torch.ones(size) for name, size in norms.items()}
     return {name: value.to(torch.bfloat16).contiguous() for name, value in found.items()}
-
-
-def _norms(model: ModelSpec, layer: LayerWeights | None) -> dict[str, Tensor]:
-    hidden, head = torch.ones(model.hidden_size), torch.ones(model.head_dim)
-    norms = {
-        "input_norm": layer.input_norm if layer else hidden,
-        "mlp_norm": layer.mlp_norm if layer else hidden,
-        "q_norm": layer.q_norm if layer else head,
-        "k_norm": layer.k_norm if layer else head,
-    }
-    return {name: norm for name, norm in norms.items() if norm is not None and (model.qk_norm or "k_" not in name)
-            and (model.qk_norm or "q_" not in name)}  # fmt: skip
-
-
-def _matrices(weights: Weights) -> Iterator[tuple[str, Tensor]]:
-    """Packed weights by the names of the graph's buffers."""
-    yield "embedding", weights.embedding
-    if weights.head is not weights.embedding:
-        yield "head", weights.head
-    for idx, layer in enumerate(weights.layers):
-        for name in ("qkv", "output", "router", "up", "down"):
-            tensor = getattr(layer, name)
-            if tensor is not None:
-                yield f"L{idx}.{name}", tensor

@@ -7,6 +7,7 @@ runs many steps on it without the host.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from runtime.gpu.specialize import KernelOptions, specialize
 from runtime.kv_pages import TILE, layer_groups, read, write
 from runtime.rows import Command, Drop, Extend, Join, row_state
 from runtime.sampling import GREEDY, SamplingParams
-from runtime.weights import Weights
+from runtime.weights import Piece, Weights, weight_pieces
 
 
 class Decoder:
@@ -38,7 +39,7 @@ class Decoder:
         self,
         step: BuiltStep,
         chip: HardwareSpec,
-        weights: Weights | None = None,
+        weights: Weights | Iterable[Piece] | None = None,
         *,
         options: KernelOptions | None = None,
         model: Decoder | None = None,
@@ -57,7 +58,8 @@ class Decoder:
         titles = GraphTitles(step.graph, step.counter_titles)
         self.table = LoadedTable(compiled, step.table, titles, proved_digest=step.table.digest)
         shared = model.buffers if model else None
-        self.buffers = StepBuffers(step, shared, weights=weights, drawn="normal")
+        pieces = weight_pieces(weights) if isinstance(weights, Weights) else weights
+        self.buffers = StepBuffers(step, shared, weights=pieces, drawn="normal")
         inputs = random_inputs(step, ())
         self.pages: np.ndarray = inputs.pages
         self.rows: np.ndarray = np.zeros(step.bucket.rows, ROW_STATE.dtype)

@@ -21,7 +21,6 @@ from runtime.reference.operands import Operands
 from runtime.reference.tasks import Loaded, load, run
 from runtime.weights import Weights
 
-
 WRAP = 2**32
 """Counters are words; what is compared is their difference."""
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.chained import InterpretedDevice
-from support.decoding import interpreter, prompts
+from support.decoding import interpreter
 from support.tiny_models import built, cohere2_moe, qwen3_moe, spec_of
 
 from megakernel.abi import MAX_STOPS

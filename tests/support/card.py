@@ -1,0 +1,55 @@
+"""Decoders on a card: tiny checkpoints, a small model with drawn weights and any vocabulary, North's geometry."""
+
+from __future__ import annotations
+
+import torch
+from support import north
+from support.tiny_models import choices_for, spec_of
+
+from megakernel.assets import asset
+from megakernel.build import BuiltStep, build_step
+from megakernel.hardware import HardwareSpec, load_hardware
+from megakernel.workload import Bucket
+
+DEADLINE_MS = 100.0
+
+
+def chip() -> HardwareSpec:
+    """The H200."""
+    return load_hardware(asset("configs/hardware/h200.toml"))
+
+
+def tiny_step(model, rows: int, *, max_tokens: int = 128, **interleave) -> BuiltStep:
+    """A step of a tiny transformers model over all SMs of an H200."""
+    spec = spec_of(model)
+    bucket = Bucket(rows=rows, max_context_tokens=max_tokens, nominal_context_tokens=64)
+    return build_step(spec, bucket, choices_for(spec, **interleave), chip())
+
+
+def on_card(model, rows: int, *, max_tokens: int = 128, first_step: int = 0, **options):
+    """A decoder of a tiny transformers model."""
+    from runtime.gpu.decoder import Decoder
+    from runtime.gpu.specialize import KernelOptions
+    from runtime.weights import pack_weights
+
+    step = tiny_step(model, rows, max_tokens=max_tokens)
+    weights = pack_weights(step.model, dict(model.state_dict()), step.choices.rounding, torch.bfloat16)
+    return Decoder(
+        step, chip(), weights, options=KernelOptions(**options), first_step=first_step, deadline_ms=DEADLINE_MS
+    )
+
+
+def north_step(rows: int, max_tokens: int = 4096) -> BuiltStep:
+    """A step of North's geometry, by the hand's choices with a ring that leaves room for the rows."""
+    choices = north.choices("hand")
+    ring = choices.ring.model_copy(update={"stages": 16})
+    bucket = Bucket(rows=rows, max_context_tokens=max_tokens, nominal_context_tokens=max_tokens // 2)
+    return build_step(north.model(), bucket, choices.model_copy(update={"ring": ring}), chip())
+
+
+def drawn(step: BuiltStep, **options):
+    """A decoder of a step with weights drawn on the device."""
+    from runtime.gpu.decoder import Decoder
+    from runtime.gpu.specialize import KernelOptions
+
+    return Decoder(step, chip(), options=KernelOptions(**options), deadline_ms=DEADLINE_MS)
