@@ -235,9 +235,7 @@ def _layer_pieces(
         yield _piece("down", expert * (hidden // UNIT_ROWS), units(down), (down,))
 
 
-def _mlp(
-    source: _Checkpoint, prefix: str, spec: LayerSpec, expert: int, hidden: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def _mlp(source: _Checkpoint, prefix: str, spec: LayerSpec, expert: int, hidden: int) -> tuple[Tensor, Tensor, Tensor]:
     """Gate, up and down of an expert, or of a dense layer; checkpoints keep experts apart, transformers' modules not."""
     mlp, width = spec.mlp, spec.mlp.width
     if isinstance(mlp, RoutedMlp):

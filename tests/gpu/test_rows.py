@@ -14,7 +14,11 @@ from runtime.sampling import SamplingParams
 pytestmark = pytest.mark.gpu
 
 FAMILIES = [pytest.param(cohere2_moe, id="cohere2_moe"), pytest.param(qwen3_moe, id="qwen3_moe")]
-SAMPLINGS = [SamplingParams(), SamplingParams(temperature=0.9, top_p=0.9, seed=11), SamplingParams(temperature=1.2, seed=3)]
+SAMPLINGS = [
+    SamplingParams(),
+    SamplingParams(temperature=0.9, top_p=0.9, seed=11),
+    SamplingParams(temperature=1.2, seed=3),
+]
 STEPS = 24
 
 

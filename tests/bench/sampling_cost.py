@@ -1,0 +1,57 @@
+"""What ways of drawing a token cost a step, on a card: North's geometry, drawn weights, 1 and 8 rows.
+
+    python tests/bench/sampling_cost.py RECORD.json
+
+Milliseconds a step: the middle of some launches of 32 steps each, ways in turn. Drawn weights spread the logits over the
+whole vocabulary, the worst case for filters: a trained model keeps few tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from support.card import chip, north_step
+
+from runtime.gpu.decoder import Decoder
+from runtime.gpu.specialize import KernelOptions
+from runtime.sampling import SamplingParams
+
+STEPS = 32
+LAUNCHES = 7
+WAYS = {
+    "greedy": SamplingParams(),
+    "temperature": SamplingParams(temperature=1.0, seed=1),
+    "temperature 0.3, top_p 0.95": SamplingParams(temperature=0.3, top_p=0.95, seed=1),
+    "temperature 0.05, top_p 0.95": SamplingParams(temperature=0.05, top_p=0.95, seed=1),
+    "temperature 1, min_p 0.05": SamplingParams(temperature=1.0, min_p=0.05, seed=1),
+    "temperature 1, top_k 20, top_p 0.95": SamplingParams(temperature=1.0, top_k=20, top_p=0.95, seed=1),
+}
+
+
+def main(out: str) -> None:
+    """Measure and write."""
+    found: dict[str, dict[str, float]] = {}
+    for rows in (1, 8):
+        decoder = Decoder(north_step(rows), chip(), options=KernelOptions(arrival="read_back"))
+        times: dict[str, list[float]] = {way: [] for way in WAYS}
+        for launch in range(LAUNCHES):
+            for way, params in WAYS.items():
+                for row in range(rows):
+                    decoder.join(row, 1000 + row, 1000, params.model_copy(update={"seed": launch * 8 + row}))
+                decoder.table.arm(decoder._addresses, steps=STEPS)
+                times[way].append(decoder.table.time_ms() / STEPS)
+        found[f"{rows} rows"] = {way: round(statistics.median(each[1:]), 4) for way, each in times.items()}
+        del decoder
+        torch.cuda.empty_cache()
+    Path(out).write_text(json.dumps({"device": torch.cuda.get_device_name(), "ms_a_step": found}, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
