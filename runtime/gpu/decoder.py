@@ -7,7 +7,7 @@ runs many steps on it without the host.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from megakernel.abi import ROW_STATE
 from megakernel.build import BuiltStep
 from megakernel.config import ConfigError
 from megakernel.hardware import HardwareSpec
+from megakernel.model import DenseMlp, RoutedMlp
+from megakernel.tiling import TILE_COLUMNS, UNIT_ROWS
 from megakernel.verify import verify
 from runtime.gpu.buffers import LiveInputs, StepBuffers, random_inputs
 from runtime.gpu.compile import compile_kernel
@@ -29,7 +31,7 @@ from runtime.gpu.specialize import KernelOptions, specialize
 from runtime.kv_pages import TILE, layer_groups, read, write
 from runtime.rows import Command, Drop, Extend, Join, row_state
 from runtime.sampling import GREEDY, SamplingParams
-from runtime.weights import Piece, Weights, weight_pieces
+from runtime.weights import LayerWeights, Piece, Weights, weight_pieces
 
 
 class Decoder:
@@ -100,6 +102,59 @@ class Decoder:
         self.buffers.set_rows(self.rows)
         torch.cuda.synchronize()
 
+    def seat(self, joins: Mapping[int, Join]) -> None:
+        """Have exactly these rows in the next steps; pages of the others stay."""
+        self.rows[:] = np.zeros(1, ROW_STATE.dtype)
+        tokens = np.zeros(len(self.rows), np.int32)
+        before = self.pages.copy()
+        for row, join in joins.items():
+            put_pages(self.pages, row, join)
+            self.rows[row] = row_state(join)[0]
+            tokens[row] = join.token
+        if not np.array_equal(before, self.pages):
+            self.buffers.set_pages(self.pages)
+        self._tokens.copy_(torch.from_numpy(tokens))
+        self.buffers.set_rows(self.rows)
+        torch.cuda.synchronize()
+
+    def weights(self) -> Weights:
+        """The packed weights where they lie on the card."""
+        buffers, model = self.buffers, self.step.model
+        splits = self.step.choices.rounding.project_k_splits
+        hidden = model.hidden_size
+
+        def units(name: str, rows: int, columns: int) -> Tensor:
+            shape = (rows // UNIT_ROWS, columns // TILE_COLUMNS, UNIT_ROWS, TILE_COLUMNS)
+            return buffers.tensor(name, shape, torch.bfloat16)
+
+        def layer(idx: int, mlp: RoutedMlp | DenseMlp) -> LayerWeights:
+            experts = mlp.num_experts if isinstance(mlp, RoutedMlp) else 0
+            norms = {name: buffers.constants.get(f"L{idx}.{name}") for name in ("q_norm", "k_norm")}
+            return LayerWeights(
+                **norms,
+                input_norm=buffers.constants[f"L{idx}.input_norm"],
+                mlp_norm=buffers.constants[f"L{idx}.mlp_norm"],
+                qkv=units(f"L{idx}.qkv", splits * (model.q_size + 2 * model.kv_size), hidden // splits),
+                output=units(f"L{idx}.output", hidden, model.q_size),
+                router=buffers.tensor(f"L{idx}.router", (experts, hidden), torch.bfloat16) if experts else None,
+                up=units(f"L{idx}.up", max(experts, 1) * 2 * mlp.width, hidden),
+                down=units(f"L{idx}.down", max(experts, 1) * hidden, mlp.width),
+            )
+
+        embedding = units("embedding", model.vocab_size, hidden)
+        return Weights(
+            embedding=embedding,
+            head=embedding if model.tied_embeddings else units("head", model.vocab_size, hidden),
+            final_norm=buffers.constants["final_norm"],
+            layers=tuple(layer(idx, spec.mlp) for idx, spec in enumerate(model.layers)),
+        )
+
+    def pool(self, layer: int) -> Tensor:
+        """A layer's pool of KV pages."""
+        model, page_tokens = self.step.model, self.step.choices.rounding.page_tokens
+        shape = (self.pages[0].size, model.num_kv_heads, 2, page_tokens // TILE, model.head_dim // TILE, TILE, TILE)
+        return self.buffers.tensor(f"L{layer}.kv", shape, torch.bfloat16)
+
     def run(self, steps: int = 1) -> list[list[int | None]]:
         """Run `steps` steps in one launch; each step's tokens by row, None where a row was not active."""
         first = self.next_step
@@ -144,21 +199,16 @@ class Decoder:
 
     def write_kv(self, layer: int, row: int, kv: Tensor) -> None:
         """Store K and V [2, KV heads, tokens, head_dim] of a row's first positions."""
-        write(self._pool(layer), self._row_pages(layer, row), 0, kv.cuda())
+        write(self.pool(layer), self._row_pages(layer, row), 0, kv.cuda())
 
     def read_kv(self, layer: int, row: int, begin: int, end: int) -> Tensor:
         """K and V [2, KV heads, end - begin, head_dim] of a row."""
-        return read(self._pool(layer), self._row_pages(layer, row), begin, end).cpu()
+        return read(self.pool(layer), self._row_pages(layer, row), begin, end).cpu()
 
     def _fetch(self) -> None:
         torch.cuda.synchronize()
         data = self.buffers.tensor("row_state", (self.rows.nbytes,), torch.uint8).cpu().numpy()
         self.rows = data.view(ROW_STATE.dtype).copy()
-
-    def _pool(self, layer: int) -> Tensor:
-        model, page_tokens = self.step.model, self.step.choices.rounding.page_tokens
-        shape = (self.pages[0].size, model.num_kv_heads, 2, page_tokens // TILE, model.head_dim // TILE, TILE, TILE)
-        return self.buffers.tensor(f"L{layer}.kv", shape, torch.bfloat16)
 
     def _row_pages(self, layer: int, row: int) -> Tensor:
         group = layer_groups(self.step.model)[1][layer]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 from megakernel.config import ConfigError
 from megakernel.model import ModelSpec
 from megakernel.tiling import Rounding
 from runtime.engine import AsyncEngine, EngineCore, EngineSettings
+from runtime.engine.backend import Backend
 from runtime.kv_pages import TILE, layer_groups, page_bytes
 from runtime.server.config import ServeConfig
 from runtime.server.metrics import Metrics
@@ -19,8 +21,31 @@ WINDOW_TAILS = 3
 """Windows a row that a windowed group holds: the row's own, and those of conversations that may come back."""
 
 
-def load_engine(folder: Path, config: ServeConfig, text: TextSide, metrics: Metrics) -> AsyncEngine:
-    """Return a running engine; ConfigError when the folder or the sizes do not fit."""
+def load_engine(
+    folder: Path, config: ServeConfig, text: TextSide, metrics: Metrics, *, on_card: bool = False
+) -> AsyncEngine:
+    """Return a running engine, on the CPU or on the present card; ConfigError when folder, sizes or card don't fit."""
+    backend = _card_backend(folder, config, text) if on_card else _cpu_backend(folder, config, text)
+    template = text.template.source if text.template else ""
+    settings = EngineSettings(
+        model=text.names[0],
+        tokenizer=text.tokenizer.digest + template,
+        max_waiting=config.max_waiting,
+        prefix_cache=config.enable_prefix_caching,
+    )
+    engine = AsyncEngine(EngineCore(backend, settings, metrics))
+    metrics.watch(engine.stats, block_size=backend.page_tokens, num_blocks=sum(backend.pages))
+    return engine
+
+
+def has_card() -> bool:
+    """Whether torch sees a card, and what launches kernels on it is installed."""
+    import torch  # noqa: PLC0415 - heavy, and only a loaded model needs it
+
+    return torch.cuda.is_available() and importlib.util.find_spec("cuda") is not None
+
+
+def _cpu_backend(folder: Path, config: ServeConfig, text: TextSide) -> Backend:
     import torch  # noqa: PLC0415 - heavy, and only a loaded model needs it
 
     from runtime.engine.checkpoint import load_checkpoint  # noqa: PLC0415
@@ -30,17 +55,13 @@ def load_engine(folder: Path, config: ServeConfig, text: TextSide, metrics: Metr
         raise ConfigError(f"`block_size` is {config.block_size}; needed: a multiple of {TILE}")
     model, weights = load_checkpoint(folder, Rounding(), torch.float32)
     pages = page_counts(model, config, text.max_model_len)
-    backend = CpuBackend(model, weights, rows=config.max_num_seqs, page_tokens=config.block_size, pages=pages)
-    template = text.template.source if text.template else ""
-    settings = EngineSettings(
-        model=text.names[0],
-        tokenizer=text.tokenizer.digest + template,
-        max_waiting=config.max_waiting,
-        prefix_cache=config.enable_prefix_caching,
-    )
-    engine = AsyncEngine(EngineCore(backend, settings, metrics))
-    metrics.watch(engine.stats, block_size=config.block_size, num_blocks=sum(pages))
-    return engine
+    return CpuBackend(model, weights, rows=config.max_num_seqs, page_tokens=config.block_size, pages=pages)
+
+
+def _card_backend(folder: Path, config: ServeConfig, text: TextSide) -> Backend:
+    from runtime.gpu.opening import open_backend  # noqa: PLC0415 - the compiler, and a card
+
+    return open_backend(folder, rows=config.max_num_seqs, max_tokens=text.max_model_len)
 
 
 def page_counts(model: ModelSpec, config: ServeConfig, max_model_len: int) -> tuple[int, ...]:

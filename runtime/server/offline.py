@@ -17,7 +17,7 @@ from runtime.server.choices import Run
 from runtime.server.completions import encode_prompts, text_wishes
 from runtime.server.config import ServeConfig
 from runtime.server.errors import ApiError
-from runtime.server.loading import load_engine
+from runtime.server.loading import has_card, load_engine
 from runtime.server.metrics import Metrics
 from runtime.server.prompts import render_chat
 from runtime.server.protocol import ChatRequest, CompletionRequest
@@ -27,12 +27,16 @@ from runtime.server.service import Service
 
 
 def generate(config: ServeConfig, prompt: str, asked: dict[str, Any], *, raw: bool) -> Iterator[str]:
-    """Yield the text of one answer, thinking included; ConfigError when the prompt is not taken."""
+    """Yield the text of one answer, thinking included, from a card where there is one.
+
+    ConfigError when the prompt is not taken, or the card can't run the model.
+    """
+    config = config.model_copy(update={"max_num_seqs": 1})
     with tempfile.TemporaryDirectory(prefix="counterpoint-demo-") as scratch, asyncio.Runner() as runner:
         folder = checkpoint_folder(config, Path(scratch))
         text = load_text(folder, config)
         metrics = Metrics(text.names[0])
-        service = Service(config, text, metrics, load_engine(folder, config, text, metrics))
+        service = Service(config, text, metrics, load_engine(folder, config, text, metrics, on_card=has_card()))
         pieces = _pieces(service, prompt, asked, raw=raw)
         try:
             while (piece := runner.run(anext(pieces, None))) is not None:

@@ -1,0 +1,98 @@
+"""The torch prefill has transformers' logits, over any cut into chunks and pages, and the interpreted table goes on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.decoding import reference_greedy, reference_logits
+from support.tiny_models import WINDOW, built, choices_for, cohere2_moe, qwen3_moe, spec_of
+from transformers import DynamicCache
+
+from runtime.kv_pages import allocate, layer_groups, write_cache
+from runtime.reference import Interpreter, Memory
+from runtime.torch_model import Stretch, TorchModel
+from runtime.weights import pack_weights
+
+TEXT = [(7 * idx + 3) % 189 + 3 for idx in range(2 * WINDOW + 9)]
+
+
+@pytest.fixture(scope="module", params=[cohere2_moe, qwen3_moe], ids=["cohere2_moe", "qwen3_moe"])
+def model(request):
+    return request.param()
+
+
+def opened(model, page_tokens: int = 8, splits: int = 1) -> tuple[TorchModel, tuple[torch.Tensor, ...]]:
+    spec = spec_of(model)
+    rounding = choices_for(spec).rounding.model_copy(update={"project_k_splits": splits})
+    weights = pack_weights(spec, dict(model.state_dict()), rounding, torch.float64)
+    pages = 20
+    generator = torch.Generator().manual_seed(1)
+    tables = tuple(torch.randperm(pages, generator=generator) for _ in layer_groups(spec)[0])
+    pools = [allocate(spec, pages, page_tokens, torch.float64).fill_(float("nan")) for _ in spec.layers]
+    return TorchModel(spec, weights, pools), tables
+
+
+@torch.no_grad()
+def prefill(machine: TorchModel, tables, cuts: list[int]) -> torch.Tensor:
+    """Logits [tokens, vocab] of TEXT, chunk by chunk."""
+    found = []
+    for begin, end in zip([0, *cuts], [*cuts, len(TEXT)], strict=True):
+        stretch = Stretch(machine.embed(torch.tensor(TEXT[begin:end])), begin, tables)
+        for layer in range(machine.model.num_layers):
+            machine.layer(layer, [stretch])
+        found.append(machine.logits(stretch.stream))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("cuts", [[], [1], [5, WINDOW, WINDOW + 1, 40], [len(TEXT) - 1]], ids=str)
+@pytest.mark.parametrize("splits", [1, 2])
+def test_prefill_has_the_logits_of_transformers(model, cuts, splits):
+    machine, tables = opened(model, splits=splits)
+    logits = prefill(machine, tables, cuts)
+    with torch.no_grad():
+        expected = model(torch.tensor([TEXT])).logits[0]
+    # transformers' own angles are float32
+    assert torch.allclose(logits, expected, rtol=1e-5, atol=1e-5)
+    assert machine.scratch_bytes < sum(p.numel() * 8 for p in model.parameters()) / 4
+
+
+def test_rows_of_one_chunk_do_not_meet(model):
+    machine, tables = opened(model)
+    alone = prefill(machine, tables, [])
+    with torch.no_grad():
+        halves = tuple(table[:8] for table in tables), tuple(table[8:] for table in tables)
+        stretches = [Stretch(machine.embed(torch.tensor(TEXT)), 0, pages) for pages in halves]
+        for layer in range(machine.model.num_layers):
+            machine.layer(layer, stretches)
+        for stretch in stretches:
+            assert torch.allclose(machine.logits(stretch.stream), alone, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("source", ["prefill", "cache"])
+def test_decoding_goes_on_from_its_pages(model, source):
+    """The KV that the prefill, or transformers' cache, leaves in pages is what the table would have left there."""
+    spec = spec_of(model)
+    step = built(spec, 1)
+    weights = pack_weights(spec, dict(model.state_dict()), step.choices.rounding, torch.float64)
+    memory = Memory(step, torch.float64)
+    tables = tuple(table[0] for table in memory.pages)
+    if source == "prefill":
+        machine = TorchModel(spec, weights, memory.kv)
+        stretch = Stretch(machine.embed(torch.tensor(TEXT)), 0, tables)
+        with torch.no_grad():
+            for layer in range(spec.num_layers):
+                machine.layer(layer, [stretch])
+            first = int(machine.logits(stretch.stream[-1:]).argmax())
+    else:
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad():
+            first = int(model(torch.tensor([TEXT]), cache=cache).logits[0, -1].argmax())
+        write_cache(cache, 0, memory.kv, [tables[group] for group in memory.groups], len(TEXT))
+    assert first == int(reference_logits(model, TEXT).argmax())
+    memory.join(0, first, len(TEXT))
+    interpreter = Interpreter(step.table, memory, weights)
+    found = [first]
+    for _ in range(5):
+        interpreter.step()
+        found.append(memory.tokens[0])
+    assert found == reference_greedy(model, TEXT, 6)
