@@ -114,12 +114,12 @@ struct Workspace {
   float squares[kWorkRows][spec::kConsumerWarps];
   Best best[kWorkRows][spec::kConsumerWarps];
   Drawing drawing[kWorkRows];
-  ulonglong2 masses[spec::kConsumerWarps];  // what a warp found: better than a draw, and all
-  uint32_t taken[kWorkRows];                // commands of the row that were carried out
-  uint32_t has_ended;                       // not 0: the next step is the chain's last
-  uint32_t units_done[spec::kSliceSlots];   // slices of a unit that are in, at its first slice
-  uint32_t turns[spec::kSumSlots];          // experts that are in the sum
-  uint32_t x_step, x_layer, x_input;        // whose activations stand in x
+  float3 surveys[spec::kConsumerWarps];    // a warp's tokens of a row: mass, mass and number of the better ones
+  uint32_t taken[kWorkRows];               // commands of the row that were carried out
+  uint32_t has_ended;                      // not 0: the next step is the chain's last
+  uint32_t units_done[spec::kSliceSlots];  // slices of a unit that are in, at its first slice
+  uint32_t turns[spec::kSumSlots];         // experts that are in the sum
+  uint32_t x_step, x_layer, x_input;       // whose activations stand in x
 };
 
 // Of the mailbox, what is polled.

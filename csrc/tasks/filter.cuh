@@ -1,10 +1,10 @@
 // A draw among the tokens of one row that min_p, top_k and top_p keep, by all consumers of a block.
 //
-// Logits are looked at pass by pass, as distances below the best. Masses are integers, 2^40 for the best token, so that
-// no sum depends on the order of its terms. Tokens are ranked by a key: the distance's bits, which order as the
-// distance does, then the id. The draw over all tokens, which the head has made, stands if its token is kept, which one
-// pass tells; otherwise the last key that is kept is searched, an interval of keys cut into bins a pass, and the row
-// draws again.
+// Logits are looked at pass by pass, as distances below the best. Tokens are ranked by a key: the distance's bits,
+// which order as the distance does, then the id. The draw over all tokens, which the head has made, stands if its token
+// is kept, which one pass tells. Otherwise the last key that is kept is searched, an interval of keys cut into bins a
+// pass, and the row draws again. Masses in bins are integers, 2^40 for the best token, so that no sum depends on the
+// order of its terms.
 #pragma once
 #include "core/live.cuh"
 #include "tasks/noise.cuh"
@@ -26,6 +26,7 @@ class Filter {
         logits_(core::at<const uint4>(logits) + index * kVectors4),
         peak_(peak),
         inverse_(inverse_temperature(ptx::load_relaxed_gpu(&row->temperature))),
+        slope_(-inverse_ * kLog2E),
         top_p_(ptx::load_relaxed_gpu(&row->top_p)),
         min_p_(ptx::load_relaxed_gpu(&row->min_p)),
         top_k_(ptx::load_relaxed_gpu(&row->top_k)) {
@@ -39,34 +40,49 @@ class Filter {
     const bool by_mass = top_p_ < 1.0f;
     uint64_t last = ~0ull;  // key that is kept
     if (by_mass && top_k_ < spec::kVocab && !search<false>(top_k_, last)) return false;
-    uint64_t wanted = 0;
-    if (!stands(token, drawn, last, by_mass, wanted)) return false;
-    if (token == drawn) return true;
-    if (by_mass && !search<true>(wanted, last)) return false;
+
+    const float distance = distance_of(ptx::load_relaxed_gpu(reinterpret_cast<const uint32_t*>(logits_) + drawn));
+    const uint64_t key = key_of(distance, drawn);
+    Survey survey;
+    if (!look(survey, distance, drawn, last)) return false;
+    const float wanted = top_p_ * survey.mass;
+    token = drawn;
+    if (key <= last && is_kept(distance) && (by_mass ? survey.better_mass < wanted : survey.better < top_k_))
+      return true;
+    // Then all tokens that are kept are better.
+    last = min(last, key - 1);
+    if (by_mass && !search<true>(max(static_cast<uint64_t>(wanted * kOne), uint64_t{1}), last)) return false;
     if (!by_mass && top_k_ < spec::kVocab && !search<false>(top_k_, last)) return false;
     return draw_again(token, noise, last);
   }
 
  private:
   static constexpr uint32_t kVectors4 = spec::kVocab / 4;
-  static constexpr float kOne = 1ull << 40;  // mass of the best token
+  static constexpr uint32_t kInfinityBits = 0x7f800000;
+  static constexpr float kLog2E = 1.4426950408889634f;
+  static constexpr float kOne = 1ull << 40;  // mass of the best token, in the bins
 
-  struct Token {
-    float distance;
-    float share;  // of the best token's mass
-
-    __device__ __forceinline__ uint64_t mass() const { return static_cast<uint64_t>(share * kOne); }
+  // Sums over all tokens that min_p and a last key leave; those of a thread, then of all, in a fixed order.
+  struct Survey {
+    float mass = 0.0f;
+    float better_mass = 0.0f;  // of those better than the draw
+    uint32_t better = 0;       // and their number
   };
 
-  __device__ __forceinline__ bool is_kept(const Token& token) const {
-    return token.share >= min_p_ && token.distance < ptx::kInfinity;
+  __device__ __forceinline__ float distance_of(uint32_t logit) const { return peak_ - __uint_as_float(logit); }
+
+  // Of the best token's mass.
+  __device__ __forceinline__ float share_of(float distance) const { return exp2f(distance * slope_); }
+
+  __device__ __forceinline__ bool is_kept(float distance) const {
+    return share_of(distance) >= min_p_ && distance < ptx::kInfinity;
   }
 
   __device__ static __forceinline__ uint64_t key_of(float distance, uint32_t token) {
     return static_cast<uint64_t>(__float_as_uint(distance)) << 32 | token;
   }
 
-  // Shows `visit` all tokens of this thread's that min_p keeps, some of them asked for together.
+  // Shows `visit` distance and id of this thread's tokens, some of them asked for together.
   template <uint32_t kAhead, class Visit>
   __device__ __forceinline__ void walk(Visit&& visit) const {
     const uint32_t thread = context_.warp * spec::kWarpThreads + context_.lane;
@@ -76,51 +92,52 @@ class Filter {
 #pragma unroll
       for (uint32_t ahead = 0; ahead < kAhead; ++ahead) {
         const uint32_t vector = begin + ahead * spec::kConsumerThreads;
+        constexpr uint32_t kNothing = 0xff800000;  // minus infinity
+        asked[ahead] = {kNothing, kNothing, kNothing, kNothing};
         if (vector < kVectors4) asked[ahead] = ptx::load_relaxed_gpu(logits_ + vector);
       }
 #pragma unroll
       for (uint32_t ahead = 0; ahead < kAhead; ++ahead) {
-        const uint32_t vector = begin + ahead * spec::kConsumerThreads;
-        if (vector >= kVectors4) continue;
-        const uint32_t words[4] = {asked[ahead].x, asked[ahead].y, asked[ahead].z, asked[ahead].w};
-#pragma unroll
-        for (uint32_t word = 0; word < 4; ++word) {
-          const float distance = peak_ - __uint_as_float(words[word]);
-          const Token token{distance, expf(-distance * inverse_)};
-          if (is_kept(token)) visit(token, key_of(distance, vector * 4 + word));
-        }
+        const uint32_t token = (begin + ahead * spec::kConsumerThreads) * 4;
+        visit(distance_of(asked[ahead].x), token);
+        visit(distance_of(asked[ahead].y), token + 1);
+        visit(distance_of(asked[ahead].z), token + 2);
+        visit(distance_of(asked[ahead].w), token + 3);
       }
     }
   }
 
-  // Whether the draw over all tokens is kept: `token` is then that; `wanted` is the mass that top_p asks for.
-  __device__ __forceinline__ bool stands(uint32_t& token, uint32_t drawn, uint64_t last, bool by_mass,
-                                         uint64_t& wanted) {
-    const auto* words = reinterpret_cast<const uint32_t*>(logits_);
-    const float distance = peak_ - __uint_as_float(ptx::load_relaxed_gpu(words + drawn));
-    const Token candidate{distance, expf(-distance * inverse_)};
-    const uint64_t key = key_of(distance, drawn);
-    uint64_t better = 0;  // tokens, or their mass
-    uint64_t all = 0;
-    walk<8>([&](const Token& other, uint64_t other_key) {
-      if (other_key > last) return;
-      const uint64_t counted = by_mass ? other.mass() : 1;
-      all += counted;
-      if (other_key < key) better += counted;
+  // All tokens against a draw, without branches: most rows need no more than this.
+  __device__ __forceinline__ bool look(Survey& all, float distance, uint32_t drawn, uint64_t last) {
+    const float last_distance = fminf(__uint_as_float(static_cast<uint32_t>(last >> 32) & 0x7fffffffu), ptx::kInfinity);
+    const uint32_t last_token = static_cast<uint32_t>(last);
+    Survey own;
+    walk<8>([&](float other, uint32_t token) {
+      const float share = share_of(other);
+      const bool counts = share >= min_p_ && (other < last_distance || (other == last_distance && token <= last_token));
+      const bool is_better = counts && (other < distance || (other == distance && token < drawn));
+      const float mass = counts ? share : 0.0f;
+      own.mass += mass;
+      own.better_mass += is_better ? mass : 0.0f;
+      own.better += is_better ? 1 : 0;
     });
-    better = sum(better);
-    all = sum(all);
-    core::Workspace& work = context_.shared.work;
-    if (context_.lane == 0) work.masses[context_.warp] = {better, all};
-    if (!tools_.consumers.meet()) return false;
-    better = all = 0;
-    for (uint32_t warp = 0; warp < spec::kConsumerWarps; ++warp) {
-      better += work.masses[warp].x;
-      all += work.masses[warp].y;
+#pragma unroll 1
+    for (uint32_t step = 16; step > 0; step /= 2) {
+      own.mass += __shfl_xor_sync(core::kAllLanes, own.mass, step);
+      own.better_mass += __shfl_xor_sync(core::kAllLanes, own.better_mass, step);
+      own.better += __shfl_xor_sync(core::kAllLanes, own.better, step);
     }
-    wanted = static_cast<uint64_t>(ceil(static_cast<double>(top_p_) * static_cast<double>(all)));
-    const bool fits = by_mass ? better < wanted : better < top_k_;
-    token = is_kept(candidate) && key <= last && fits ? drawn : ~0u;
+    core::Workspace& work = context_.shared.work;
+    if (context_.lane == 0) {
+      work.surveys[context_.warp] = {own.mass, own.better_mass, __uint_as_float(own.better)};
+    }
+    if (!tools_.consumers.meet()) return false;
+    for (uint32_t warp = 0; warp < spec::kConsumerWarps; ++warp) {
+      const float3 other = work.surveys[warp];
+      all.mass += other.x;
+      all.better_mass += other.y;
+      all.better += __float_as_uint(other.z);
+    }
     return true;
   }
 
@@ -130,10 +147,10 @@ class Filter {
     core::Bins& bins = context_.shared.work.bins;
     const uint32_t thread = context_.warp * spec::kWarpThreads + context_.lane;
     // The first cut is by distance, a power of two for a bin: an eighth to a sixteenth of the temperature.
-    const uint32_t exponent = __float_as_uint(8.0f * fmaxf(inverse_, 1.0f / (1 << 20))) & 0x7f800000u;
+    const uint32_t exponent = __float_as_uint(8.0f * fmaxf(inverse_, 1.0f / (1 << 20))) & kInfinityBits;
     const float scale = __uint_as_float(exponent);
     uint64_t begin = 0;
-    uint64_t end = static_cast<uint64_t>(__float_as_uint(ptx::kInfinity) + 1) << 32;
+    uint64_t end = static_cast<uint64_t>(kInfinityBits + 1) << 32;
     uint32_t shift = ~0u;
 #pragma unroll 1
     for (;;) {
@@ -142,12 +159,17 @@ class Filter {
         bins.masses[bin] = 0;
       }
       if (!tools_.consumers.meet()) return false;
-      walk<2>([&](const Token& token, uint64_t key) {
-        if (key > last || key < begin || key >= end) return;
-        const uint32_t bin = shift == ~0u ? min(static_cast<uint32_t>(token.distance * scale), core::kBins - 1)
+      const float far = __uint_as_float(min(static_cast<uint32_t>((min(end - 1, last)) >> 32), kInfinityBits));
+      walk<4>([&](float distance, uint32_t token) {
+        if (distance > far) return;
+        const uint64_t key = key_of(distance, token);
+        if (key > last || key < begin || key >= end || !is_kept(distance)) return;
+        const uint32_t bin = shift == ~0u ? min(static_cast<uint32_t>(distance * scale), core::kBins - 1)
                                           : static_cast<uint32_t>((key - begin) >> shift);
         ptx::add_relaxed_shared(bins.tokens[bin], 1);
-        if constexpr (kByMass) ptx::add_relaxed_shared(bins.masses[bin], token.mass());
+        if constexpr (kByMass) {
+          ptx::add_relaxed_shared(bins.masses[bin], static_cast<uint64_t>(share_of(distance) * kOne));
+        }
       });
       if (!tools_.consumers.meet()) return false;
       // Every warp finds the bin in which what is wanted is reached; a lane has eight of them.
@@ -194,10 +216,10 @@ class Filter {
 
   __device__ __forceinline__ bool draw_again(uint32_t& token, uint64_t noise, uint64_t last) {
     Draw best;
-    walk<2>([&](const Token& other, uint64_t key) {
-      if (key > last) return;
-      const uint32_t id = static_cast<uint32_t>(key);
-      keep_better(best.value, best.token, -other.distance * inverse_ + gumbel(noise, id), id);
+    const float far = __uint_as_float(min(static_cast<uint32_t>(last >> 32), kInfinityBits));
+    walk<4>([&](float distance, uint32_t other) {
+      if (distance > far || key_of(distance, other) > last || !is_kept(distance)) return;
+      keep_better(best.value, best.token, -distance * inverse_ + gumbel(noise, other), other);
     });
 #pragma unroll 1
     for (uint32_t step = 16; step > 0; step /= 2) {
@@ -216,17 +238,12 @@ class Filter {
     return true;
   }
 
-  __device__ static __forceinline__ uint64_t sum(uint64_t value) {
-#pragma unroll 1
-    for (uint32_t step = 16; step > 0; step /= 2) value += __shfl_xor_sync(core::kAllLanes, value, step);
-    return value;
-  }
-
   const core::Context& context_;
   Tools& tools_;
   const uint4* logits_;
   const float peak_;     // best logit
   const float inverse_;  // of the temperature
+  const float slope_;    // of the logarithm, to base 2, of a token's share
   const float top_p_;
   const float min_p_;
   uint32_t top_k_;
