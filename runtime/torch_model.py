@@ -1,9 +1,9 @@
 """A model in torch, many tokens at once, over the packed weights and paged KV that the kernel uses: the prefill.
 
 Weights stay packed where they are; a layer unpacks one matrix or one expert at a time into scratch, of which
-`scratch_bytes` is the most. Products are taken in the weights' dtype with wide sums, attention in torch's own; so numbers
-differ from the kernel's by rounding. Runs on a card, and on a CPU for tests. Refuses bit-equal results whatever the
-chunk: `CpuModel` has those.
+`scratch_bytes` is the most. Products are taken in the weights' dtype with wide sums, attention in torch's own, so
+numbers differ from the kernel's by rounding. Runs on a card, and on a CPU for tests. Refuses bit-equal results
+whatever the chunk: `CpuModel` has those.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class TorchModel:
     """The model's mathematics over `pools`, one of KV pages a layer."""
 
     def __init__(self, model: ModelSpec, weights: Weights, pools: list[Tensor]) -> None:
+        """Take weights and pools as they are, on whatever device they lie."""
         self.model, self.weights, self.pools = model, weights, pools
         self.dtype = weights.embedding.dtype
         self.groups = layer_groups(model)[1]

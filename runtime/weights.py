@@ -236,7 +236,7 @@ def _layer_pieces(
 
 
 def _mlp(source: _Checkpoint, prefix: str, spec: LayerSpec, expert: int, hidden: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Gate, up and down of an expert, or of a dense layer; checkpoints keep experts apart, transformers' modules not."""
+    """Gate, up and down of an expert, or of a dense layer; checkpoints keep experts apart, modules may not."""
     mlp, width = spec.mlp, spec.mlp.width
     if isinstance(mlp, RoutedMlp):
         prefix = f"{prefix}.experts"

@@ -24,6 +24,7 @@ class GpuBackend:
     """See `Backend`. Sizes are those of the decoder's bucket; pages are shared by all rows."""
 
     def __init__(self, decoder: Decoder, *, max_steps: int = 8) -> None:
+        """Take the decoder's rows and pages whole; nobody else may seat rows in it."""
         step = decoder.step
         self.decoder = decoder
         self.model = TorchModel(

@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from runtime.gpu.mailbox import Mailbox, Word, page_span
 from runtime.rows import NO_END, Command, Drop, Extend, Join, Pages, row_state
-from runtime.sampling import GREEDY, SamplingParams
 
 MOST_STEPS = 2**31 - 16
 """Of one launch: differences of steps have a sign."""
@@ -65,6 +64,7 @@ class Chain:
     """One chain at a time on one device. Rows keep their state from chain to chain."""
 
     def __init__(self, device: Device) -> None:
+        """All seats are empty."""
         self._device = device
         rows = device.ring.shape[1]
         self._running = False
@@ -80,25 +80,14 @@ class Chain:
         asked = any(self._waiting) or any(self._posted) or bool(self._unread)
         return asked or any(seat is not None for seat in self._seated)
 
-    def join(
-        self,
-        row: int,
-        token: int,
-        position: int,
-        sampling: SamplingParams = GREEDY,
-        *,
-        pages: Pages | None = None,
-        end_position: int = NO_END,
-        stops: tuple[int, ...] = (),
-    ) -> int:
+    def join(self, row: int, join: Join) -> int:
         """Seat somebody in `row` at the next boundary, whoever sat there; the ticket that comes with every token.
 
         ValueError as in `row_state`, or for pages that don't fit.
         """
-        command = Join(token, position, sampling, end_position, stops, pages)
-        row_state(command)  # likewise
+        row_state(join)  # refuse here what can't be done there
         self._tickets += 1
-        self._ask(row, command, self._tickets)
+        self._ask(row, join, self._tickets)
         return self._tickets
 
     def drop(self, row: int) -> None:
@@ -180,7 +169,7 @@ class Chain:
             waiting.clear()
 
     def _ask(self, row: int, command: Command, ticket: int) -> None:
-        page_span(self._device.mailbox.pages, command)  # refuse here what can't be done there
+        page_span(self._device.mailbox.pages, command)  # likewise
         if self._running:
             self._waiting[row].append((command, ticket))
             self._post_waiting()

@@ -8,7 +8,6 @@ runs many steps on it without the host.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +23,12 @@ from megakernel.tiling import TILE_COLUMNS, UNIT_ROWS
 from megakernel.verify import verify
 from runtime.gpu.buffers import LiveInputs, StepBuffers, random_inputs
 from runtime.gpu.compile import compile_kernel
-from runtime.gpu.launch import DEADLINE_MS, NO_FUZZ, Fuzz, LoadedTable
+from runtime.gpu.launch import DEADLINE_MS, LoadedTable
 from runtime.gpu.mailbox import Mailbox, put_pages
 from runtime.gpu.postmortem import GraphTitles
 from runtime.gpu.specialize import KernelOptions, specialize
 from runtime.kv_pages import TILE, layer_groups, read, write
-from runtime.rows import Command, Drop, Extend, Join, row_state
+from runtime.rows import NO_END, Command, Drop, Extend, Join, row_state
 from runtime.sampling import GREEDY, SamplingParams
 from runtime.weights import LayerWeights, Piece, Weights, weight_pieces
 
@@ -46,11 +45,10 @@ class Decoder:
         options: KernelOptions | None = None,
         model: Decoder | None = None,
         first_step: int = 0,
-        deadline_ms: float = DEADLINE_MS,
     ) -> None:
         """Prove, compile and load; without `weights` they are drawn, or those of `model`. All rows are empty.
 
-        `deadline_ms` is the longest wait inside a launch. `fuzz` may be set where the options have it.
+        `deadline_ms`, the longest wait inside a launch, may be set afterwards.
         """
         findings = verify(step.graph, step.table)
         if findings:
@@ -66,8 +64,7 @@ class Decoder:
         self.pages: np.ndarray = inputs.pages
         self.rows: np.ndarray = np.zeros(step.bucket.rows, ROW_STATE.dtype)
         self.next_step = first_step
-        self.deadline_ms = deadline_ms
-        self.fuzz: Fuzz = NO_FUZZ
+        self.deadline_ms = DEADLINE_MS
         self._addresses = self.buffers.set_inputs(LiveInputs(self.rows, self.pages, inputs.routed))
         self._tokens = self.buffers.tensor("tokens", (step.bucket.rows,), torch.int32)
         self.mailbox = Mailbox(self.pages, pinned=True)
@@ -77,9 +74,18 @@ class Decoder:
         """See `Device`."""
         return self.table.ring
 
-    def join(self, row: int, token: int, position: int, sampling: SamplingParams = GREEDY, **limits: Any) -> None:
-        """Activate `row` as `Join` says; ValueError as in `row_state`."""
-        self.carry_out(row, Join(token, position, sampling, **limits))
+    def join(
+        self,
+        row: int,
+        token: int,
+        position: int,
+        sampling: SamplingParams = GREEDY,
+        *,
+        end_position: int = NO_END,
+        stops: tuple[int, ...] = (),
+    ) -> None:
+        """Activate `row` as `Join` says, its pages as they are; ValueError as in `row_state`."""
+        self.carry_out(row, Join(token, position, sampling, end_position, stops))
 
     def leave(self, row: int) -> None:
         """Deactivate `row`."""
@@ -158,7 +164,7 @@ class Decoder:
     def run(self, steps: int = 1) -> list[list[int | None]]:
         """Run `steps` steps in one launch; each step's tokens by row, None where a row was not active."""
         first = self.next_step
-        self.table.arm(self._addresses, steps=steps, first_step=first, fuzz=self.fuzz, deadline_ms=self.deadline_ms)
+        self.table.arm(self._addresses, steps=steps, first_step=first, deadline_ms=self.deadline_ms)
         self.table.run()
         self.next_step = (first + steps) % 2**32
         return [self.table.tokens((first + step) % 2**32) for step in range(steps)]
@@ -172,7 +178,6 @@ class Decoder:
             steps=steps,
             first_step=first,
             mailbox=self.mailbox,
-            fuzz=self.fuzz,
             deadline_ms=self.deadline_ms,
         )
         self.table.forget_tokens()

@@ -34,6 +34,9 @@ from runtime.gpu.trace import TraceData
 DEADLINE_MS = 200.0
 """Longest wait inside a launch; a step takes under 3 ms."""
 
+CLOCK_MHZ = 1980.0
+"""Of the SMs, at most: what cycles of deadlines and delays are counted by."""
+
 LINE_BYTES = 128
 
 TOKENS_OUT_STEPS = 1024
@@ -113,6 +116,7 @@ class LoadedTable:
         self._tokens = torch.zeros(TOKENS_OUT_STEPS * spec["kRows"], dtype=torch.int64, pin_memory=True)
         self._record = np.zeros(1, LAUNCH.dtype)
         self._first_step = 0
+        self.fuzz = NO_FUZZ
         self.restores: list[tuple[Tensor, Tensor]] = []
         torch.cuda.synchronize()
 
@@ -131,9 +135,7 @@ class LoadedTable:
         first_step: int = 0,
         work: Work = NO_WORK,
         mailbox: Mailbox | None = None,
-        fuzz: Fuzz = NO_FUZZ,
         deadline_ms: float = DEADLINE_MS,
-        clock_mhz: float = 1980.0,
     ) -> None:
         """Say what the following launches run; they may be repeated without saying it again."""
         record = self._record
@@ -150,8 +152,8 @@ class LoadedTable:
         record["mailbox"] = mailbox.address if mailbox else 0
         record["pages_in"] = mailbox.pages_address if mailbox else 0
         record["mailbox_sm"] = self._sampling_sm()
-        record["fuzz_seed"], record["fuzz_cycles"] = fuzz.seed, int(fuzz.most_us * clock_mhz)
-        record["deadline_cycles"] = int(deadline_ms * clock_mhz * 1e3)
+        record["fuzz_seed"], record["fuzz_cycles"] = self.fuzz.seed, int(self.fuzz.most_us * CLOCK_MHZ)
+        record["deadline_cycles"] = int(deadline_ms * CLOCK_MHZ * 1e3)
         record["first_step"], record["num_steps"] = first_step, steps
         record["trace_step"] = (first_step + steps - 1) % 2**32
         for name in ("load", "early", "run"):

@@ -37,6 +37,7 @@ class Mailbox:
     """Commands of up to eight rows, and the page tables that they bring, [groups, rows, pages a row]."""
 
     def __init__(self, pages: npt.NDArray[np.uint32], *, pinned: bool) -> None:
+        """Take a copy of `pages`; `pinned` needs a card."""
         self._bytes = torch.zeros(MAILBOX.dtype.itemsize, dtype=torch.uint8, pin_memory=pinned)
         self._page_bytes = torch.from_numpy(pages.view(np.int32).copy())
         if pinned:

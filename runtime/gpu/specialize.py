@@ -40,7 +40,7 @@ class KernelOptions(Frozen):
     others go on, `poll_stagger_cycles` apart. `poll_pause_ns`: sleep between polls. `counter_stride`: words between
     counters. `arrival`: see Arrival. `evict_first`: L2 policy of the ring's copies. `proxy_fence`: the issuer fences
     the asynchronous proxy before a record's first copy. `trace`: timestamps of every task. `streaming`: runs read their
-    bytes and compute nothing; a trace then has checksums. `fuzz`: random delays before loads and runs, as a launch says.
+    bytes and compute nothing; a trace then has checksums. `fuzz`: random delays before loads and runs.
     """
 
     consumer_warps: int = Field(default=CONSUMER_WARPS, ge=1, le=16)

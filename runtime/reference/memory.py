@@ -6,7 +6,6 @@ KV lies in pages (`runtime.kv_pages`): one pool a layer, and one table of page i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from megakernel.build import BuiltStep
 from megakernel.workload import ROW_TILE
 from runtime.kv_pages import allocate, layer_groups, read, write
 from runtime.reference.ops import accumulator
-from runtime.rows import Command, Drop, Extend, Join, Pages
+from runtime.rows import NO_END, Command, Drop, Extend, Join, Pages
 from runtime.sampling import GREEDY, SamplingParams
 
 PARTIAL_RESULTS = ("router", "qkv", "partial", "logits", "best")
@@ -64,9 +63,18 @@ class Memory:
         missing = ROW_TILE - rows.shape[0]
         return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
 
-    def join(self, row: int, token: int, position: int, sampling: SamplingParams = GREEDY, **limits: Any) -> None:
-        """Activate `row` as `Join` says, between steps."""
-        self.carry_out(row, Join(token, position, sampling, **limits))
+    def join(
+        self,
+        row: int,
+        token: int,
+        position: int,
+        sampling: SamplingParams = GREEDY,
+        *,
+        end_position: int = NO_END,
+        stops: tuple[int, ...] = (),
+    ) -> None:
+        """Activate `row` as `Join` says, its pages as they are."""
+        self.carry_out(row, Join(token, position, sampling, end_position, stops))
 
     def carry_out(self, row: int, command: Command) -> None:
         """Change a row at a step boundary; what is in `mail` is carried out where the step samples."""

@@ -1,9 +1,9 @@
 """What ways of drawing a token cost a step, on a card: North's geometry, drawn weights, 1 and 8 rows.
 
-    python tests/bench/sampling_cost.py RECORD.json
+    python tests/bench/sampling_cost.py RECORD.json [ROWS...]
 
-Milliseconds a step: the middle of some launches of 32 steps each, ways in turn. Drawn weights spread the logits over the
-whole vocabulary, the worst case for filters: a trained model keeps few tokens.
+Milliseconds a step: the middle of some launches of 32 steps each, ways in turn. Drawn weights spread the logits over
+the whole vocabulary, the worst case for filters: a trained model keeps few tokens.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ WAYS = {
 }
 
 
-def main(out: str) -> None:
+def main(out: str, all_rows: list[int]) -> None:
     """Measure and write."""
     found: dict[str, dict[str, float]] = {}
-    for rows in (1, 8):
+    for rows in all_rows:
         decoder = Decoder(north_step(rows), chip(), options=KernelOptions(arrival="read_back"))
         times: dict[str, list[float]] = {way: [] for way in WAYS}
         for launch in range(LAUNCHES):
@@ -50,8 +50,7 @@ def main(out: str) -> None:
         del decoder
         torch.cuda.empty_cache()
     Path(out).write_text(json.dumps({"device": torch.cuda.get_device_name(), "ms_a_step": found}, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], [int(rows) for rows in sys.argv[2:]] or [1, 8])

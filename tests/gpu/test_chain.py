@@ -11,7 +11,8 @@ import torch
 from support.card import drawn, north_step, on_card
 from support.tiny_models import cohere2_moe, qwen3_moe
 
-from runtime.sampling import NO_TOKEN, SamplingParams
+from runtime.rows import Join
+from runtime.sampling import GREEDY, NO_TOKEN, SamplingParams
 
 pytestmark = pytest.mark.gpu
 
@@ -25,7 +26,7 @@ def chained(decoder):
     return Chain(decoder)
 
 
-def alone(decoder, token: int, count: int, sampling: SamplingParams = SamplingParams()) -> list[int]:
+def alone(decoder, token: int, count: int, sampling: SamplingParams = GREEDY) -> list[int]:
     """Tokens of a row that runs by itself, launch by launch, in the last seat."""
     row = decoder.step.bucket.rows - 1
     for other in range(row):
@@ -41,7 +42,7 @@ def test_a_chain_has_the_tokens_of_single_steps(family):
     decoder = on_card(family(dtype=torch.bfloat16), 2)
     expected = alone(decoder, 7, 40)
     chain = chained(decoder)
-    chain.join(0, 7, 0, end_position=40)
+    chain.join(0, Join(7, 0, end_position=40))
     made = list(chain.tokens())
     assert [each.token for each in made] == expected
     assert [each.ended for each in made] == [False] * 39 + [True]
@@ -53,10 +54,10 @@ def test_stops_drops_halts_and_growth_come_within_a_step():
     expected = alone(decoder, 7, 60)
     chain = chained(decoder)
     stop = expected[10]
-    chain.join(1, 7, 0, stops=(9999, stop))
+    chain.join(1, Join(7, 0, stops=(9999, stop)))
     assert [each.token for each in chain.tokens()] == expected[: expected.index(stop) + 1]
 
-    chain.join(0, 7, 0)
+    chain.join(0, Join(7, 0))
     found, halted_at = [], None
     for made in chain.tokens():
         found.append(made.token)
@@ -71,7 +72,7 @@ def test_stops_drops_halts_and_growth_come_within_a_step():
 
     page_tokens = decoder.step.choices.rounding.page_tokens
     own = decoder.pages[:, 0].copy()
-    chain.join(0, 7, 0, pages=[ids[:1] for ids in own], end_position=page_tokens)
+    chain.join(0, Join(7, 0, pages=[ids[:1] for ids in own], end_position=page_tokens))
     chain.extend(0, 1, [ids[1:3] for ids in own], end_position=3 * page_tokens)
     assert [each.token for each in chain.tokens()] == expected[: 3 * page_tokens]
 
@@ -83,73 +84,76 @@ def test_a_nan_ends_its_row_alone():
         kv = decoder.read_kv(layer, 1, 0, 4)
         decoder.write_kv(layer, 1, torch.full_like(kv, float("nan")))
     chain = chained(decoder)
-    chain.join(0, 7, 0, end_position=6)
-    chain.join(1, 8, 3)
+    chain.join(0, Join(7, 0, end_position=6))
+    chain.join(1, Join(8, 3))
     made = list(chain.tokens())
     assert [(each.token, each.ended) for each in made if each.row == 1] == [(NO_TOKEN, True)]
     assert [each.token for each in made if each.row == 0] == expected
 
 
-def soak(decoder, steps: int, longest: int, seconds: float) -> tuple[int, int]:
-    """Rows join and leave at random until `steps` steps are made; every row's tokens are those that it has alone."""
-    rng = random.Random(1)
-    requests = [(rng.randrange(3, 190), sampling) for sampling in
-                (SamplingParams(), SamplingParams(), SamplingParams(temperature=0.8, seed=5),
-                 SamplingParams(temperature=1.0, top_p=0.9, top_k=30, seed=6))]  # fmt: skip
-    expected = [alone(decoder, token, longest, sampling) for token, sampling in requests]
-    first, until = decoder.next_step, time.monotonic() + seconds
-    chain, which, found = chained(decoder), {}, {}
-    joins = checked = 0
+SOAKED = (
+    (7, GREEDY),
+    (99, GREEDY),
+    (40, SamplingParams(temperature=0.8, seed=5)),
+    (141, SamplingParams(temperature=1.0, top_p=0.9, top_k=30, seed=6)),
+)
 
-    def join(row):
-        nonlocal joins
-        kind, count = rng.randrange(len(requests)), rng.randrange(1, longest)
-        token, sampling = requests[kind]
-        ticket = chain.join(row, token, 0, sampling, end_position=count)
-        which[ticket], found[ticket] = (kind, count), []
-        joins += 1
 
-    for row in range(decoder.step.bucket.rows):
-        join(row)
-    made_steps = 0
-    while made_steps < steps and time.monotonic() < until:
-        begin = decoder.next_step
-        for made in chain.tokens():
-            tokens = found[made.ticket]
-            tokens.append(made.token)
-            if made.ended:
-                kind, count = which[made.ticket]
-                assert tokens == expected[kind][:count], (made, kind)
-                checked += 1
-                if rng.random() < 0.8:
-                    join(made.row)
-            elif rng.random() < 0.002:
-                join(made.row)  # whoever sits there leaves
-            if (made.step - first) % 2**32 > steps:
-                chain.halt()
-        made_steps += (decoder.next_step - begin) % 2**32
-        if not chain.has_rows or rng.random() < 0.5:
-            for row in rng.sample(range(decoder.step.bucket.rows), 3):
-                join(row)
-    return made_steps, checked
+class Soak:
+    """Rows that join and leave at random; every row's tokens must be those that it has alone."""
+
+    def __init__(self, decoder, longest: int) -> None:
+        self.decoder, self.longest, self.rng = decoder, longest, random.Random(1)
+        self.expected = [alone(decoder, token, longest, sampling) for token, sampling in SOAKED]
+        self.chain = chained(decoder)
+        self.asked: dict[int, tuple[int, int]] = {}
+        self.found: dict[int, list[int]] = {}
+        self.checked = 0
+        for row in range(decoder.step.bucket.rows):
+            self.join(row)
+
+    def join(self, row: int) -> None:
+        kind, count = self.rng.randrange(len(SOAKED)), self.rng.randrange(1, self.longest)
+        token, sampling = SOAKED[kind]
+        ticket = self.chain.join(row, Join(token, 0, sampling, end_position=count))
+        self.asked[ticket], self.found[ticket] = (kind, count), []
+
+    def take(self, made) -> None:
+        tokens = self.found[made.ticket]
+        tokens.append(made.token)
+        if made.ended:
+            kind, count = self.asked[made.ticket]
+            assert tokens == self.expected[kind][:count], (made, kind)
+            self.checked += 1
+        if self.rng.random() < (0.8 if made.ended else 0.002):
+            self.join(made.row)  # whoever sits there leaves
+
+    def run(self, steps: int, seconds: float) -> int:
+        """Steps made, at least `steps` unless the time is over."""
+        first, until, made_steps = self.decoder.next_step, time.monotonic() + seconds, 0
+        while made_steps < steps and time.monotonic() < until:
+            for made in self.chain.tokens():
+                self.take(made)
+                if (made.step - first) % 2**32 > steps:
+                    self.chain.halt()
+            made_steps = (self.decoder.next_step - first) % 2**32
+            for row in self.rng.sample(range(self.decoder.step.bucket.rows), 3):
+                self.join(row)
+        return made_steps
 
 
 def test_a_tiny_model_for_100_000_steps_across_the_wrap():
     decoder = on_card(cohere2_moe(2, dtype=torch.bfloat16), ROWS, first_step=2**32 - 50_000, arrival="read_back")
-    begin = time.monotonic()
-    made, checked = soak(decoder, 100_000, 100, seconds=60)
-    print(f"soak: {made} steps, {checked} rows checked, {time.monotonic() - begin:.1f} s")
-    assert made >= 100_000
-    assert checked > 1000
+    soak = Soak(decoder, longest=100)
+    assert soak.run(100_000, seconds=60) >= 100_000
+    assert soak.checked > 1000
     assert decoder.next_step < 2**31, "the number of the step has wrapped"
 
 
 def test_north_geometry_for_a_while_across_the_wrap():
     decoder = drawn(north_step(ROWS), arrival="read_back")
     decoder.next_step = 2**32 - 300
-    begin = time.monotonic()
-    made, checked = soak(decoder, 2_000, 100, seconds=40)
-    print(f"soak: {made} steps, {checked} rows checked, {time.monotonic() - begin:.1f} s")
-    assert made >= 1_000
-    assert checked > 20
+    soak = Soak(decoder, longest=100)
+    assert soak.run(2_000, seconds=40) >= 1_000
+    assert soak.checked > 20
     assert np.isfinite(decoder.scratch("logits").numpy()).all()

@@ -47,7 +47,8 @@ def machines(spec: ModelSpec, rows: int, max_tokens: int, chunk_tokens: int, *, 
         for name, tensor in random_tensors(spec).items()
     }
     packed = pack_weights(spec, tensors, rounding, torch.bfloat16)
-    device = Decoder(step, chip(), packed, deadline_ms=DEADLINE_MS)
+    device = Decoder(step, chip(), packed)
+    device.deadline_ms = DEADLINE_MS
     hosts = []
     for dtype in (torch.bfloat16, torch.float32):
         pages = [torch.from_numpy(table.astype("int64")) for table in device.pages]

@@ -89,5 +89,5 @@ def test_delays_anywhere_change_no_token(family):
         for seed in range(12):
             fill(decoder, [0, 1, 2, 3], [17, 33, 5, 60])
             assert (decoder.rows == begin).all()
-            decoder.fuzz = Fuzz(seed, most_us=(2.0, 10.0, 50.0)[seed % 3])
+            decoder.table.fuzz = Fuzz(seed, most_us=(2.0, 10.0, 50.0)[seed % 3])
             assert decoder.run(STEPS) == expected, (arrival, seed)

@@ -57,7 +57,7 @@ def test_rows_that_join_and_leave_a_running_chain_have_the_tokens_that_they_have
     def join(row: int) -> None:
         token, count = rng.randrange(3, 192), rng.randrange(1, 9)
         sampling = rng.choice((SamplingParams(), SamplingParams(temperature=1.0, top_p=0.9, seed=rng.randrange(99))))
-        asked[chain.join(row, token, 0, sampling, end_position=count)] = token, count, sampling
+        asked[chain.join(row, Join(token, 0, sampling, end_position=count))] = token, count, sampling
 
     for row in range(ROWS - 1):
         join(row)
@@ -86,7 +86,7 @@ def test_a_stop_id_ends_a_row_with_itself(model):
     alone = solo(model, 7, 6, SamplingParams())
     stop = alone[3]
     chain = Chain(opened(model))
-    chain.join(1, 7, 0, stops=(5000, stop))
+    chain.join(1, Join(7, 0, stops=(5000, stop)))
     made = list(chain.tokens())
     assert [each.token for each in made] == alone[: alone.index(stop) + 1]
     assert [each.ended for each in made] == [False] * alone.index(stop) + [True]
@@ -95,8 +95,8 @@ def test_a_stop_id_ends_a_row_with_itself(model):
 
 def test_a_drop_and_a_halt_come_within_one_step(model):
     chain = Chain(opened(model))
-    chain.join(0, 7, 0)
-    chain.join(1, 8, 0)
+    chain.join(0, Join(7, 0))
+    chain.join(1, Join(8, 0))
     dropped_at = halted_at = last = None
     for made in chain.tokens():
         if made.step == 3 and made.row == 0:
@@ -125,7 +125,7 @@ def test_a_row_grows_into_pages_that_it_is_given_while_it_runs(model):
         table[0, 1:] = table[1, 0]  # wrong until they are given
     device.mailbox.pages[:] = np.stack([table.numpy() for table in memory.pages])
     chain = Chain(device)
-    chain.join(0, 7, 0, end_position=page_tokens)
+    chain.join(0, Join(7, 0, end_position=page_tokens))
     found = []
     for made in chain.tokens():
         found.append(made.token)
@@ -140,7 +140,7 @@ def test_a_row_grows_into_pages_that_it_is_given_while_it_runs(model):
 def test_a_host_that_does_not_read_halts_the_chain_and_loses_nothing(model):
     device = opened(model, ring_steps=16)
     chain = Chain(device)
-    chain.join(0, 7, 0, end_position=40)
+    chain.join(0, Join(7, 0, end_position=40))
     found = []
     while chain.has_rows:
         for made in chain.tokens():
@@ -153,10 +153,10 @@ def test_a_host_that_does_not_read_halts_the_chain_and_loses_nothing(model):
 def test_a_dropped_iterator_halts_and_what_was_asked_is_done_after(model):
     device = opened(model)
     chain = Chain(device)
-    chain.join(0, 7, 0)
+    chain.join(0, Join(7, 0))
     tokens = chain.tokens()
     next(tokens)
-    chain.join(1, 9, 0, end_position=2)
+    chain.join(1, Join(9, 0, end_position=2))
     tokens.close()
     assert not device.is_running()
     assert chain.has_rows
@@ -169,8 +169,8 @@ def test_a_dropped_iterator_halts_and_what_was_asked_is_done_after(model):
 def test_logits_that_are_no_numbers_end_their_row_alone(model):
     device = opened(model)
     chain = Chain(device)
-    chain.join(0, 7, 0, end_position=5)
-    chain.join(1, 8, 3)  # of pages that nobody wrote: they hold no numbers
+    chain.join(0, Join(7, 0, end_position=5))
+    chain.join(1, Join(8, 3))  # of pages that nobody wrote: they hold no numbers
     made = list(chain.tokens())
     assert [(each.token, each.ended) for each in made if each.row == 1] == [(NO_TOKEN, True)]
     assert len([each for each in made if each.row == 0]) == 5
@@ -179,9 +179,9 @@ def test_logits_that_are_no_numbers_end_their_row_alone(model):
 def test_what_a_row_cannot_have_is_refused_before_it_is_asked(model):
     chain = Chain(opened(model))
     with pytest.raises(ValueError, match=f"at most {MAX_STOPS}"):
-        chain.join(0, 7, 0, stops=tuple(range(MAX_STOPS + 1)))
+        chain.join(0, Join(7, 0, stops=tuple(range(MAX_STOPS + 1))))
     with pytest.raises(ValueError, match="sample on the host"):
-        chain.join(0, 7, 0, SamplingParams(presence_penalty=1.0))
+        chain.join(0, Join(7, 0, SamplingParams(presence_penalty=1.0)))
     with pytest.raises(ValueError, match="at most"):
         chain.extend(0, 10**6, [np.zeros(1, np.int64)] * len(chain._device.mailbox.pages))
     assert not chain.has_rows

@@ -35,9 +35,9 @@ def on_card(model, rows: int, *, max_tokens: int = 128, first_step: int = 0, **o
 
     step = tiny_step(model, rows, max_tokens=max_tokens)
     weights = pack_weights(step.model, dict(model.state_dict()), step.choices.rounding, torch.bfloat16)
-    return Decoder(
-        step, chip(), weights, options=KernelOptions(**options), first_step=first_step, deadline_ms=DEADLINE_MS
-    )
+    decoder = Decoder(step, chip(), weights, options=KernelOptions(**options), first_step=first_step)
+    decoder.deadline_ms = DEADLINE_MS
+    return decoder
 
 
 def north_step(rows: int, max_tokens: int = 4096) -> BuiltStep:
@@ -53,7 +53,9 @@ def drawn(step: BuiltStep, **options):
     from runtime.gpu.decoder import Decoder
     from runtime.gpu.specialize import KernelOptions
 
-    return Decoder(step, chip(), options=KernelOptions(**options), deadline_ms=DEADLINE_MS)
+    decoder = Decoder(step, chip(), options=KernelOptions(**options))
+    decoder.deadline_ms = DEADLINE_MS
+    return decoder
 
 
 def random_tensors(spec: ModelSpec, seed: int = 0) -> dict[str, torch.Tensor]:

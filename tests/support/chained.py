@@ -15,6 +15,7 @@ class InterpretedDevice:
     """See `Device`: reads the mailbox's bytes and writes the ring's words as csrc says, and nothing else."""
 
     def __init__(self, machine: Interpreter, *, ring_steps: int = 16) -> None:
+        """A small ring, so that a host falls behind soon."""
         self.machine, self.memory = machine, machine.memory
         rows = machine.memory.step.bucket.rows
         self.ring = np.zeros((ring_steps, rows), np.uint64)
