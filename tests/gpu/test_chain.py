@@ -103,6 +103,7 @@ class Soak:
     """Rows that join and leave at random; every row's tokens must be those that it has alone."""
 
     def __init__(self, decoder, longest: int) -> None:
+        """Every row is seated."""
         self.decoder, self.longest, self.rng = decoder, longest, random.Random(1)
         self.expected = [alone(decoder, token, longest, sampling) for token, sampling in SOAKED]
         self.chain = chained(decoder)

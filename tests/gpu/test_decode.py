@@ -4,35 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.card import on_card
 from support.decoding import interpreter, prompts
-from support.tiny_models import WINDOW, choices_for, cohere2_moe, qwen3_moe, spec_of
-
-from megakernel.assets import asset
-from megakernel.build import build_step
-from megakernel.hardware import load_hardware
-from megakernel.workload import Bucket
-from runtime.weights import pack_weights
+from support.tiny_models import WINDOW, cohere2_moe, qwen3_moe
 
 pytestmark = pytest.mark.gpu
 
 FAMILIES = [pytest.param(cohere2_moe, id="cohere2_moe"), pytest.param(qwen3_moe, id="qwen3_moe")]
 LENGTHS = [17, WINDOW, 1, 16, WINDOW + 1, 15, 45, 2]
-
-
-def chip():
-    return load_hardware(asset("configs/hardware/h200.toml"))
-
-
-def on_card(model, rows, **options):
-    from runtime.gpu.decoder import Decoder
-    from runtime.gpu.specialize import KernelOptions
-
-    spec = spec_of(model)
-    choices = choices_for(spec)
-    bucket = Bucket(rows=rows, max_context_tokens=128, nominal_context_tokens=64)
-    step = build_step(spec, bucket, choices, chip())
-    weights = pack_weights(spec, dict(model.state_dict()), choices.rounding, torch.bfloat16)
-    return Decoder(step, chip(), weights, options=KernelOptions(**options))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
