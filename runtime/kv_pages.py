@@ -9,16 +9,12 @@ tests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from megakernel.model import ModelSpec
-
-if TYPE_CHECKING:
-    from transformers import Cache
 
 TILE = 8
 """Tokens, and dims, of one tile of a page."""
@@ -80,11 +76,14 @@ def read(pool: Tensor, pages: Tensor, begin: int, end: int) -> Tensor:
     return whole[:, :, begin - first * page_tokens : end - first * page_tokens]
 
 
-def write_cache(cache: Cache, row: int, pools: Sequence[Tensor], pages: Sequence[Tensor], tokens: int) -> None:
+def write_cache(
+    cache: Iterable[tuple[Tensor, Tensor]], row: int, pools: Sequence[Tensor], pages: Sequence[Tensor], tokens: int
+) -> None:
     """Store a row of a transformers cache of `tokens` tokens; `pools` and the row's `pages` are one a layer.
 
-    Layers with a window hold their last tokens only: earlier entries of their pages stay as they are.
+    `cache` is every layer's keys and values, [rows, KV heads, tokens, head_dim]. Layers with a window hold their last
+    tokens only: earlier entries of their pages stay as they are.
     """
-    for layer, pool, table in zip(cache.layers, pools, pages, strict=True):
-        kv = torch.stack([layer.keys[row], layer.values[row]])
+    for (keys, values), pool, table in zip(cache, pools, pages, strict=True):
+        kv = torch.stack([keys[row], values[row]])
         write(pool, table, tokens - kv.shape[2], kv.to(pool.device))

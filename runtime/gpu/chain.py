@@ -179,8 +179,9 @@ class Chain:
     def _post_waiting(self) -> None:
         for row, waiting in enumerate(self._waiting):
             if waiting and self._posted[row] is None:
-                self._posted[row] = waiting.popleft()
-                self._device.mailbox.post(row, self._posted[row][0])
+                command, ticket = waiting.popleft()
+                self._posted[row] = command, ticket
+                self._device.mailbox.post(row, command)
 
     def _carry_out(self, row: int, command: Command, ticket: int) -> None:
         self._device.carry_out(row, command)

@@ -17,6 +17,9 @@ from runtime.server.service import TextSide
 
 _ELEMENT_BYTES = 4  # the CPU's model runs in float32
 
+CARD_TOKENS = 16384
+"""Longest prompt and answer together on a card: page tables and partial results are sized for it."""
+
 WINDOW_TAILS = 3
 """Windows a row that a windowed group holds: the row's own, and those of conversations that may come back."""
 
@@ -61,7 +64,7 @@ def _cpu_backend(folder: Path, config: ServeConfig, text: TextSide) -> Backend:
 def _card_backend(folder: Path, config: ServeConfig, text: TextSide) -> Backend:
     from runtime.gpu.opening import open_backend  # noqa: PLC0415 - the compiler, and a card
 
-    return open_backend(folder, rows=config.max_num_seqs, max_tokens=text.max_model_len)
+    return open_backend(folder, rows=config.max_num_seqs, max_tokens=min(text.max_model_len, CARD_TOKENS))
 
 
 def page_counts(model: ModelSpec, config: ServeConfig, max_model_len: int) -> tuple[int, ...]:

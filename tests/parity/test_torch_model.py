@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.card import random_tensors
 from support.decoding import reference_greedy, reference_logits
 from support.tiny_models import WINDOW, built, choices_for, cohere2_moe, qwen3_moe, spec_of
 from transformers import DynamicCache
 
+from megakernel.model import RoutedMlp
 from runtime.kv_pages import allocate, layer_groups, write_cache
 from runtime.reference import Interpreter, Memory
+from runtime.reference.ops import route
 from runtime.torch_model import Stretch, TorchModel
 from runtime.weights import pack_weights
 
@@ -87,7 +90,8 @@ def test_decoding_goes_on_from_its_pages(model, source):
         cache = DynamicCache(config=model.config)
         with torch.no_grad():
             first = int(model(torch.tensor([TEXT]), cache=cache).logits[0, -1].argmax())
-        write_cache(cache, 0, memory.kv, [tables[group] for group in memory.groups], len(TEXT))
+        layers = [(layer.keys, layer.values) for layer in cache.layers]
+        write_cache(layers, 0, memory.kv, [tables[group] for group in memory.groups], len(TEXT))
     assert first == int(reference_logits(model, TEXT).argmax())
     memory.join(0, first, len(TEXT))
     interpreter = Interpreter(step.table, memory, weights)
@@ -96,3 +100,47 @@ def test_decoding_goes_on_from_its_pages(model, source):
         interpreter.step()
         found.append(memory.tokens[0])
     assert found == reference_greedy(model, TEXT, 6)
+
+
+@pytest.mark.parametrize("routing", ["collapsed", "spread"])
+def test_table_and_prefill_agree_where_rows_share_eight_experts_and_where_they_touch_all(model, routing):
+    """Equal logits pick the lower ids in both; what is seen is what the experts' sums make of the routing."""
+    spec = spec_of(model)
+    changes = {"num_experts": 32, "top_k": 8}
+    layers = [
+        layer.model_copy(update={"mlp": layer.mlp.model_copy(update=changes)})
+        if isinstance(layer.mlp, RoutedMlp)
+        else layer
+        for layer in spec.layers[:2]
+    ]
+    spec = spec.model_copy(update={"layers": tuple(layers)})
+    step = built(spec, 8)
+    scale = 0.0 if routing == "collapsed" else 8.0
+    tensors = {
+        name: (tensor * scale if ".gate.weight" in name else tensor).double()
+        for name, tensor in random_tensors(spec).items()
+    }
+    weights = pack_weights(spec, tensors, step.choices.rounding, torch.float64)
+    memory = Memory(step, torch.float64)
+    interpreter = Interpreter(step.table, memory, weights)
+    texts = [[3 + 7 * row, 90 - row] for row in range(8)]
+    for position in range(2):
+        for row, text in enumerate(texts):
+            memory.join(row, text[position], position)
+        interpreter.step()
+    machine, tables = opened(model)
+    machine = TorchModel(spec, weights, machine.pools[:2])
+    touched: set[int] = set()
+    for row, text in enumerate(texts):
+        stretch = Stretch(machine.embed(torch.tensor(text)), 0, tables)
+        with torch.no_grad():
+            for layer in range(2):
+                machine.layer(layer, [stretch])
+            logits = machine.logits(stretch.stream)[-1]
+        assert torch.allclose(logits, memory.scratch("logits")[row], rtol=1e-9, atol=1e-9)
+        touched |= set(route(memory.scratch("router")[row], _routed(spec)[0])[0])
+    assert len(touched) == 8 if routing == "collapsed" else len(touched) >= 28
+
+
+def _routed(spec):
+    return [layer.mlp for layer in spec.layers if isinstance(layer.mlp, RoutedMlp)]
