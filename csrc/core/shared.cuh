@@ -79,7 +79,7 @@ inline constexpr uint32_t kChunkBlocks = spec::kStreaming ? 1 : spec::kChunkToke
 inline constexpr uint32_t kHeadFloats = spec::kStreaming ? 4 : spec::kHeadDim + 4;
 
 // Tokens of a row, and their mass, by distance from the best.
-inline constexpr uint32_t kBins = 256;
+inline constexpr uint32_t kBins = spec::kStreaming ? spec::kWarpThreads : 256;
 struct Bins {
   uint64_t masses[kBins];
   uint32_t tokens[kBins];

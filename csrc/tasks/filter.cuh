@@ -59,6 +59,7 @@ class Filter {
  private:
   static constexpr uint32_t kVectors4 = spec::kVocab / 4;
   static constexpr uint32_t kInfinityBits = 0x7f800000;
+  static constexpr uint32_t kNothing = 0xff800000;  // minus infinity
   static constexpr float kLog2E = 1.4426950408889634f;
   static constexpr float kOne = 1ull << 40;  // mass of the best token, in the bins
 
@@ -92,7 +93,6 @@ class Filter {
 #pragma unroll
       for (uint32_t ahead = 0; ahead < kAhead; ++ahead) {
         const uint32_t vector = begin + ahead * spec::kConsumerThreads;
-        constexpr uint32_t kNothing = 0xff800000;  // minus infinity
         asked[ahead] = {kNothing, kNothing, kNothing, kNothing};
         if (vector < kVectors4) asked[ahead] = ptx::load_relaxed_gpu(logits_ + vector);
       }
