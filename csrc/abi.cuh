@@ -24,6 +24,7 @@ inline constexpr uint32_t kUnitRows = 16u;
 inline constexpr uint32_t kPairedColumns = 8u;
 inline constexpr uint32_t kTileColumns = 32u;
 inline constexpr uint32_t kMaxStops = 6u;
+inline constexpr uint32_t kSinkWords = 64u;
 inline constexpr uint32_t kTokenEnded = 2147483648u;
 inline constexpr uint32_t kTokenTaken = 1073741824u;
 inline constexpr uint32_t kTokenNone = 1073741823u;
@@ -211,7 +212,7 @@ struct Launch {
   uint64_t progress;  // Progress[num_sms], written as a block leaves
   uint64_t trace;  // Trace[num_records] of step trace_step
   uint64_t clocks;  // Clocks[num_sms], written when a trace is taken
-  uint64_t sink;  // uint32_t: takes what must look used
+  uint64_t sink;  // uint32_t[1 + num_sms, 64]: takes what must look used
   uint64_t tokens_out;  // uint64_t[tokens_out_steps, rows] in the host's memory: step + 1 in the upper half, token in the lower
   uint64_t mailbox;  // Mailbox in the host's memory; 0: the launch runs its steps whatever happens
   uint64_t pages;  // uint32_t[page_groups, rows, pages a row]: the page tables of all groups

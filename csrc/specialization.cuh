@@ -39,7 +39,6 @@ inline constexpr uint32_t kTeams = kStreaming ? 1 : kConsumerWarps / kChunkPiece
 static_assert(kCopyBytes % 16 == 0, "a bulk copy is whole 16-byte words");
 static_assert(kStages >= 2, "one stage lands while another is used");
 static_assert(kCapCopies >= 1 && kCapCopies <= kStages, "the cap is from one copy to the whole ring");
-static_assert(!kTrace || !kArriveReadBack || !kStreaming, "a streaming read-back arrival uses the trace's memory");
 static_assert(kPollers >= 1 && kPollers <= kConsumerWarps);
 static_assert(kLinearWalk || kChunkTokens % kPageTokens == 0, "a chunk is whole pages");
 static_assert(kStreaming || kRows <= 8, "a product takes one tile of token rows");

@@ -23,6 +23,7 @@ MAX_INPUTS = 4
 MAX_OUTPUTS = 2
 MAX_KINDS = 16
 MAX_STOPS = 6
+SINK_WORDS = 64
 
 
 class Stop(IntEnum):
@@ -89,6 +90,7 @@ CONSTANTS: dict[str, int] = {
     "kPairedColumns": PAIRED_COLUMNS,
     "kTileColumns": TILE_COLUMNS,
     "kMaxStops": MAX_STOPS,
+    "kSinkWords": SINK_WORDS,
     "kTokenEnded": TOKEN_ENDED,
     "kTokenTaken": TOKEN_TAKEN,
     "kTokenNone": TOKEN_NONE,
@@ -223,7 +225,7 @@ LAUNCH = Struct(
         Field("progress", "uint64_t", "Progress[num_sms], written as a block leaves"),
         Field("trace", "uint64_t", "Trace[num_records] of step trace_step"),
         Field("clocks", "uint64_t", "Clocks[num_sms], written when a trace is taken"),
-        Field("sink", "uint64_t", "uint32_t: takes what must look used"),
+        Field("sink", "uint64_t", "uint32_t[1 + num_sms, 64]: takes what must look used"),
         Field(
             "tokens_out",
             "uint64_t",

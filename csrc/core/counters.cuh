@@ -113,8 +113,6 @@ class Written {
   uint32_t folded_ = 0;
 };
 
-inline constexpr uint32_t kOwnWords = 64;  // between the SMs' words that are read back: lines of their own
-
 // One arrival by one thread, which has seen the end of what it announces. Release at gpu scope, unless the host asked
 // for less: a fence waits until all copies in flight to this SM have landed, whoever issued them.
 __device__ __forceinline__ void arrive(const abi::Launch& launch, uint32_t counter) {
@@ -125,9 +123,8 @@ __device__ __forceinline__ void arrive(const abi::Launch& launch, uint32_t count
   } else if constexpr (spec::kArriveReadBack && !spec::kStreaming) {
     ptx::add_relaxed_gpu(word, 1);
   } else if constexpr (spec::kArriveReadBack) {
-    // What a run's last store would cost: a trip to L2 and back, on which the arrival depends. The trace's memory is
-    // free.
-    uint32_t* own = at<uint32_t>(launch.trace) + blockIdx.x * kOwnWords;
+    // What a run's last store would cost: a trip to L2 and back, on which the arrival depends.
+    uint32_t* own = at<uint32_t>(launch.sink) + (1 + blockIdx.x) * abi::kSinkWords;
     ptx::store_relaxed_gpu(own, 0);
     ptx::add_relaxed_gpu(word, ptx::load_relaxed_gpu(own) == spec::kUnlikely ? 2 : 1);
   } else if constexpr (spec::kArriveWithFence) {

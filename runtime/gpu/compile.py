@@ -28,8 +28,8 @@ MAX_REGISTERS = 168
 """What 384 threads can have each; planner and issuer then give theirs to the consumers."""
 
 MAX_SPILL_BYTES = {True: 0, False: 160}
-"""By whether the kernel only streams. A spill is a trip to memory that no plan knows of; what the computing kernel has
-are the planner's, a few words a record, since it leaves its registers to the consumers."""
+"""By whether the kernel only streams. A spill is a trip to memory that no plan knows of. One row spills nothing with
+CI's compiler; eight rows keep a few words of the head's there, and another compiler may allocate otherwise."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def check_ceilings(resources: Resources, specialization: Specialization) -> None
     if resources.registers > limit:
         raise ConfigError(f"the kernel takes {resources.registers} registers a thread, needed at most {limit}")
     most = MAX_SPILL_BYTES[bool(specialization["kStreaming"])]
-    if resources.spill_bytes > most:
+    if resources.spill_bytes > most and not specialization["kTrace"]:  # a traced kernel is not timed
         raise ConfigError(f"the kernel spills {resources.spill_bytes} bytes, needed at most {most}")
     if resources.static_shared_bytes:
         raise ConfigError(

@@ -21,7 +21,7 @@ from cuda.core import (
 )
 from torch import Tensor
 
-from megakernel.abi import CLOCKS, LAUNCH, MAX_KINDS, PROGRESS, REPORT, TRACE, Stop
+from megakernel.abi import CLOCKS, LAUNCH, MAX_KINDS, PROGRESS, REPORT, SINK_WORDS, TRACE, Stop
 from megakernel.config import ConfigError
 from megakernel.kinds import TaskKind
 from megakernel.table import TaskTable
@@ -102,7 +102,8 @@ class LoadedTable:
         counter_words = max(table.num_counters, 1) * spec["kCounterStride"]
         # One block, zeroed at once: counters, then a line each for the words that all blocks share, then progress.
         words = LINE_BYTES // 4
-        sizes = {"counters": counter_words, **dict.fromkeys(("present", "abort", "sink", "boundary"), words)}
+        sizes = {"counters": counter_words, **dict.fromkeys(("present", "abort", "boundary"), words)}
+        sizes["sink"] = (1 + table.num_sms) * SINK_WORDS
         self._at: dict[str, int] = {}
         for name, size in {**sizes, "progress": 2 * table.num_sms}.items():
             self._at[name] = self._at["end"] if self._at else 0

@@ -27,9 +27,10 @@ UNLIKELY = 0x9E3779B9
 Arrival = Literal["release", "fence", "read_back", "relaxed"]
 """How an arrival is ordered after what the run wrote.
 
-`release` and `fence` are sound by the memory model, and wait for all copies in flight to the SM. `read_back` loads
-every result again from where all SMs meet, and adds relaxed once they are there; in streaming mode, where there are no
-results, a word stands for them. `relaxed` is sound only as long as runs write nothing.
+`release` and `fence` are sound by PTX's memory model, and wait for all copies in flight to the SM. `read_back` loads
+every result again from where all SMs meet, and adds relaxed once they are there: sound on chips whose relaxed accesses
+of gpu scope go to one L2, past every cache, as Hopper's do; in streaming mode, where there are no results, a word
+stands for them. `relaxed` is sound only as long as runs write nothing.
 """
 
 
@@ -49,7 +50,7 @@ class KernelOptions(Frozen):
     poll_stagger_cycles: int = Field(default=400, ge=0)
     poll_pause_ns: int = Field(default=0, ge=0)
     counter_stride: int = Field(default=32, ge=1)
-    arrival: Arrival = "release"
+    arrival: Arrival = "read_back"
     evict_first: bool = True
     proxy_fence: bool = True
     trace: bool = False

@@ -1,12 +1,16 @@
 """Without a card: shipped choices and plans compile for Hopper within their ceilings, and the loop for Blackwell."""
 
 import pytest
-from support import north, small
+from support import north, predicting, small
 
+from megakernel import limits
 from megakernel.assets import asset
-from megakernel.config import ConfigError, load_json
+from megakernel.build import build_step
+from megakernel.config import ConfigError, load_json, load_toml
 from megakernel.header import render
 from megakernel.plan import Plan
+from megakernel.tiling import Choices
+from megakernel.workload import Bucket
 from runtime.gpu.specialize import KernelOptions, Specialization, specialize, specialize_linear
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="needs the run-time compiler of the runtime extra")
@@ -27,7 +31,20 @@ def test_shipped_choices_compile_for_hopper(name, cache):
     step, chip = north.step(name), north.chip()
     for options in ({}, {"streaming": True}, {"streaming": True, "trace": True}):
         kernel = compile_kernel(specialize(step, chip, KernelOptions(**options)), "sm_90a", cache_directory=cache)
-        keeps_its_ceilings(kernel, chip, 0 if options else 160)
+        keeps_its_ceilings(kernel, chip)
+
+
+@pytest.mark.parametrize("family", ["north", "qwen"])
+def test_eight_rows_of_both_families_compile_for_hopper(family, cache):
+    from runtime.gpu.compile import compile_kernel
+
+    chip, bucket = north.chip(), Bucket(rows=8, max_context_tokens=16384, nominal_context_tokens=8192)
+    model, choices = (north.model(), "hand") if family == "north" else (predicting.qwen(), "sequential-hand")
+    hand = load_toml(asset(f"configs/choices/{choices}.toml"), Choices)
+    ring = hand.ring.model_copy(update={"stages": limits.most_stages(model, bucket, hand, chip)})
+    step = build_step(model, bucket, hand.model_copy(update={"ring": ring}), chip)
+    kernel = compile_kernel(specialize(step, chip, KernelOptions()), "sm_90a", cache_directory=cache)
+    keeps_its_ceilings(kernel, chip, spill_bytes=64)  # of the head, once a step
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
@@ -38,10 +55,10 @@ def test_shipped_plans_compile_for_hopper(path, cache):
     for entry in plan.entries:
         specialization = specialize(plan.build(entry), plan.hardware, KernelOptions())
         kernel = compile_kernel(specialization, plan.hardware.architecture, cache_directory=cache)
-        keeps_its_ceilings(kernel, plan.hardware, 160)
+        keeps_its_ceilings(kernel, plan.hardware)
 
 
-def keeps_its_ceilings(kernel, chip, spill_bytes):
+def keeps_its_ceilings(kernel, chip, spill_bytes=0):
     assert kernel.cubin[:4] == b"\x7fELF"
     assert kernel.resources.registers <= 168
     assert kernel.resources.spill_bytes <= spill_bytes
