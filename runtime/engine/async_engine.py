@@ -93,7 +93,7 @@ class AsyncEngine:
         return not (self.error or self._is_draining or self._is_closed)
 
     @property
-    def error(self) -> Exception | None:
+    def error(self) -> BaseException | None:
         """What ended the engine, if a step failed."""
         return self.core.error
 
@@ -183,7 +183,7 @@ class AsyncEngine:
                 self._hand_over(self.core.step())
             self.core.abort_all()
             self._hand_over(self.core.step())
-        except Exception as error:
+        except BaseException as error:  # noqa: BLE001 - extension modules panic with what is no Exception
             log.exception("the engine's thread failed")
             self.core.fail(error)
             self._hand_over(self.core.step())

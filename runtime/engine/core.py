@@ -65,7 +65,7 @@ class EngineCore:
         self.max_context_tokens = reachable_context(backend)
         self.cache = KvCache(backend.rows, backend.page_tokens, backend.windows, backend.pages, self.max_context_tokens)
         self.roster = Roster(backend.rows, self.cache, self.listener, clock)
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.is_draining = False
         self._seats = Admission(backend, self.cache, self.roster, reuses=self.settings.prefix_cache)
         self._prefill = Prefill(backend, self.cache, self.settings.stall_ms / 1e3, clock)
@@ -163,13 +163,13 @@ class EngineCore:
         if self.roster.by_id and self.error is None:
             try:
                 self._pass()
-            except Exception as error:
+            except BaseException as error:  # noqa: BLE001 - extension modules panic with what is no Exception
                 log.exception("a step failed; the engine takes no more requests")
                 self.fail(error)
         outputs, self.roster.outputs = self.roster.outputs, []
         return outputs
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Take nothing more, and end every request with ERROR."""
         self.error = error
         for request_id, sequence in list(self.roster.by_id.items()):

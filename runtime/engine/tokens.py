@@ -49,8 +49,7 @@ def prepare(sequence: Sequence) -> Want:
         try:
             sequence.mask = constraint.mask()
         except Exception as error:
-            log.exception("the constraint of request %s failed", sequence.request.id)
-            raise RowError(CONSTRAINT_FAILED) from error
+            raise _constraint_failed(sequence, error) from error
     return Want.LOGITS if sequence.needs_host else Want.TOKEN
 
 
@@ -102,9 +101,14 @@ def _accept(sequence: Sequence, token: int) -> bool:
             constraint.accept(token)
             is_complete = constraint.is_complete
     except Exception as error:
-        log.exception("the constraint of request %s failed", sequence.request.id)
-        raise RowError(CONSTRAINT_FAILED) from error
+        raise _constraint_failed(sequence, error) from error
     return is_complete
+
+
+def _constraint_failed(sequence: Sequence, error: Exception) -> RowError:
+    """Log the kind of error only: its message may quote what was generated."""
+    log.error("the constraint of request %s failed: %s", sequence.request.id, type(error).__name__)
+    return RowError(CONSTRAINT_FAILED)
 
 
 def _numbers(logits: npt.NDArray[np.floating]) -> Logits:

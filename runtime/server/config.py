@@ -10,21 +10,31 @@ from pathlib import Path
 from pydantic import Field
 
 from megakernel.config import Frozen, parse, read_toml
+from runtime.server.protocol import MOST_BIASES
 
 
 class Limits(Frozen):
-    """What one request, or one key, may ask for; sizes are checked before anything is computed."""
+    """What one request, or one key, may ask for; sizes are checked before anything is computed.
+
+    `body_objects` counts lists too. `grammar_bytes` and `grammar_rules` are those of grammars, expressions and choices,
+    `template_bytes` of chat_template_kwargs.
+    """
 
     body_bytes: int = Field(default=4 * 2**20, gt=0)
+    body_objects: int = Field(default=2**15, gt=0)
     messages: int = Field(default=4096, gt=0)
     prompts: int = Field(default=64, gt=0)
     tools: int = Field(default=512, gt=0)
     schema_bytes: int = Field(default=512 * 2**10, gt=0)
     schema_depth: int = Field(default=32, gt=0, le=100)
+    grammar_bytes: int = Field(default=64 * 2**10, gt=0)
+    grammar_rules: int = Field(default=500, gt=0)
+    template_bytes: int = Field(default=64 * 2**10, gt=0)
     stops: int = Field(default=16, ge=0)
     stop_chars: int = Field(default=1024, gt=0)
     stop_token_ids: int = Field(default=128, ge=0)
-    logit_biases: int = Field(default=1024, ge=0)
+    logit_biases: int = Field(default=1024, ge=0, le=MOST_BIASES)
+    bad_words: int = Field(default=128, ge=0)
     choices: int = Field(default=16, gt=0)
     logprobs: int = Field(default=20, ge=0)
     output_tokens: int | None = Field(default=None, gt=0)

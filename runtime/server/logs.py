@@ -29,6 +29,11 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
+def trace(error: BaseException) -> dict[str, str]:
+    """Return what a log may say of an error that a request met: its kind and where, not its message, which may quote."""
+    return {"error": type(error).__name__, "trace": "".join(traceback.format_tb(error.__traceback__))}
+
+
 def start_logging(level: int = logging.INFO) -> None:
     """Send all logs to stderr as JSON, uvicorn's too; its access log is off, ours says more."""
     handler = logging.StreamHandler(sys.stderr)

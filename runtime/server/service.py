@@ -68,7 +68,10 @@ class Service:
     def grammars(self) -> Grammars:
         """Return the compiler of grammars. The first call takes a second for a large vocabulary: not on the loop."""
         if self._grammars is None:
-            self._grammars = Grammars(self.text.tokenizer.json, self.text.vocab_size, self.text.end_ids)
+            tokenizer = self.text.tokenizer
+            self._grammars = Grammars(
+                tokenizer.vocabulary, tokenizer.encode_plain, self.text.vocab_size, self.text.end_ids
+            )
         return self._grammars
 
     def check_model(self, name: str | None) -> str:
