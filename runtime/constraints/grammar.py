@@ -129,8 +129,7 @@ class Grammars:
             self._compiled.move_to_end(grammar)
             if len(self._compiled) > _CACHED:
                 self._compiled.popitem(last=False)
-        with _calm():
-            return GrammarStage(matcher.deep_copy(), self._words)
+        return GrammarStage(matcher, self._words).copy()
 
     def _matcher(self, grammar: str) -> LLMatcher:
         with _calm():
@@ -171,6 +170,11 @@ class GrammarStage:
     def __init__(self, matcher: LLMatcher, words: int) -> None:
         """Take a matcher of one's own; masks have `words` words."""
         self._matcher, self._words = matcher, words
+
+    def copy(self) -> GrammarStage:
+        """Return another one that has come as far."""
+        with _calm():
+            return GrammarStage(self._matcher.deep_copy(), self._words)
 
     @property
     def is_done(self) -> bool:

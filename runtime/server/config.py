@@ -44,13 +44,14 @@ class Limits(Frozen):
 class Waits(Frozen):
     """Seconds. `first_token_s` includes the queue; `drain_s` is how long running requests may go on after SIGTERM.
 
-    `stalled_s`: how long a client may read nothing of its stream.
+    `stalled_s`: how long a client may read nothing of its stream. `form_s`: how long a grammar may take to be built.
     """
 
     first_token_s: float = Field(default=600.0, gt=0)
     total_s: float = Field(default=3600.0, gt=0)
     keep_alive_s: float = Field(default=15.0, gt=0)
     stalled_s: float = Field(default=60.0, gt=0)
+    form_s: float = Field(default=10.0, gt=0)
     drain_s: float = Field(default=30.0, ge=0)
 
 

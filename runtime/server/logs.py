@@ -30,7 +30,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def trace(error: BaseException) -> dict[str, str]:
-    """Return what a log may say of an error that a request met: its kind and where, not its message, which may quote."""
+    """Return what a log may say of an error that a request met: kind and place, but no message, which may quote."""
     return {"error": type(error).__name__, "trace": "".join(traceback.format_tb(error.__traceback__))}
 
 

@@ -212,6 +212,9 @@ class Sampling(Body):
     stop_token_ids: Items[TokenId] = []
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    allowed_token_ids: Annotated[Items[TokenId], Field(min_length=1)] | None = None
+    bad_words: Items[Annotated[str, Field(min_length=1)]] = []
+    return_token_ids: bool = False
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputs | None = None
     response_format: ResponseFormat | None = None
@@ -257,11 +260,19 @@ class Sampling(Body):
     @classmethod
     def _refuse_what_would_be_lost(cls, data: Any) -> Any:  # noqa: ANN401 - whatever the client sent
         """Fields by which other servers constrain or extend an answer: ignoring them would break a promise."""
-        for name, instead in _ELSEWHERE.items():
-            value = data.get(name) if isinstance(data, dict) else None
-            if value and not (name == "best_of" and value == data.get("n", 1)):
+        for name, (neutral, instead) in _ELSEWHERE.items() if isinstance(data, dict) else ():
+            value = data.get(name)
+            if value and value not in neutral and not (name == "best_of" and value == data.get("n", 1)):
                 raise rule(name, f"{name} is not supported{instead}")
+        for name in _NUMBERS_ELSEWHERE if isinstance(data, dict) else ():
+            if data.get(name) is not None:
+                raise rule(name, f"{name} is not supported{_NUMBERS_ELSEWHERE[name]}")
         return data
+
+    @property
+    def form(self) -> StructuredOutputs | ResponseFormat | None:
+        """What the answer is held to."""
+        return self.structured_outputs or self.response_format
 
     @property
     def token_limit(self) -> int | None:
@@ -269,17 +280,36 @@ class Sampling(Body):
         return self.max_tokens if self.max_tokens is not None else self.max_completion_tokens
 
 
-_ELSEWHERE = {
-    "guided_json": "; use structured_outputs.json",
-    "guided_regex": "; use structured_outputs.regex",
-    "guided_choice": "; use structured_outputs.choice",
-    "guided_grammar": "; use structured_outputs.grammar",
-    "best_of": "",
-    "use_beam_search": "",
-    "suffix": "",
-    "functions": "; use tools",
-    "function_call": "; use tool_choice",
+_ELSEWHERE: dict[str, tuple[tuple[Any, ...], str]] = {
+    "guided_json": ((), "; use structured_outputs.json"),
+    "guided_regex": ((), "; use structured_outputs.regex"),
+    "guided_choice": ((), "; use structured_outputs.choice"),
+    "guided_grammar": ((), "; use structured_outputs.grammar"),
+    "json_schema": ((), "; use structured_outputs.json"),
+    "regex": ((), "; use structured_outputs.regex"),
+    "ebnf": ((), "; use structured_outputs.grammar"),
+    "grammar": ((), "; use structured_outputs.grammar"),
+    "logits_processors": ((), ""),
+    "best_of": ((), ""),
+    "use_beam_search": ((), ""),
+    "length_penalty": ((1,), ""),
+    "typical_p": ((1,), ""),
+    "mirostat": ((), ""),
+    "dry_multiplier": ((), ""),
+    "xtc_probability": ((), ""),
+    "suffix": ((), ""),
+    "prompt_embeds": ((), "; use prompt"),
+    "documents": ((), "; put them into messages"),
+    "chat_template": ((), "; the operator chooses it"),
+    "functions": ((), "; use tools"),
+    "function_call": ((), "; use tool_choice"),
 }
+"""Fields of other servers, values that say nothing, and what to use instead."""
+_NUMBERS_ELSEWHERE = {
+    "prompt_logprobs": "; use echo and logprobs of /v1/completions",
+    "truncate_prompt_tokens": "; shorten the prompt",
+}
+"""The same, where 0 says something too."""
 
 
 class ChatRequest(Sampling):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,7 @@ class Service:
     live: dict[str, str] = field(default_factory=dict)
     per_key: dict[str, int] = field(default_factory=dict)
     created: int = field(default_factory=lambda: int(time.time()))
+    form_threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="form"))
     _grammars: Grammars | None = None
 
     @property

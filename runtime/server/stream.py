@@ -115,7 +115,7 @@ class EventStream(Response):
             async with aclosing(self._events) as events:
                 async for each in events:
                     await self._send(send, each)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - sent as an event, its place logged
             shown = error if isinstance(error, ApiError) else server_error()
             if shown is not error:
                 log.error("a stream failed", extra=trace(error))  # noqa: TRY400 - no texts
