@@ -84,9 +84,8 @@ class Request:
 
     `logprobs`: how many alternatives to report beside each sampled token; None: no logprobs. `prompt_logprobs`
     likewise for the prompt. `priority`: smaller numbers go first, then whoever came first. `salt` separates tenants in
-    the prefix cache. `group`: requests of one group are answered together; once one of them is in, the queue's limit lets
-    the others in. `deadline`: `time.monotonic()` at which it ends with
-    TIMEOUT.
+    the prefix cache. `group`: requests of one group are answered together; once one of them is in, the queue's
+    limit lets the others in. `deadline`: `time.monotonic()` at which it ends with TIMEOUT.
     """
 
     id: str

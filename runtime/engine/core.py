@@ -127,7 +127,8 @@ class EngineCore:
             self.roster.end(sequence, finish)
 
     def abort_waiting(self) -> None:
-        """End with ABORT what waits and has not begun, nor any other of its group."""
+        """End with ABORT what waits, cannot begin now and has not begun, nor any other of its group."""
+        self._seats.admit()
         begun = {each.request.group for each in self.roster.by_id.values() if each.admitted_time is not None}
         for sequence in list(self.roster.waiting):
             if sequence.admitted_time is None and (

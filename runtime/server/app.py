@@ -68,7 +68,14 @@ _GETS: dict[str, Callable[[Service], Response]] = {
 
 def make_app(service: Service, keys: KeyRing, admin_keys: KeyRing, lifespan: Lifespan | None = None) -> ASGIApp:
     """Return the application of a service."""
-    app = FastAPI(title="Counterpoint", version=version(), docs_url=None, redoc_url=None, lifespan=lifespan)
+    app = FastAPI(
+        title="Counterpoint",
+        version=version(),
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+    )
     for path, (model, handler) in _POSTS.items():
         app.add_api_route(path, _posting(service, model, handler), methods=["POST"], openapi_extra=_body_of(model))
     for path, answer in _GETS.items():
@@ -109,6 +116,7 @@ class Envelope:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(scope)
+        scope["path"] = scope["path"].rstrip("/") or "/"
         scope.setdefault("state", {}).update(request_id=request_id, key=None)
         began, status = time.monotonic(), 0
 

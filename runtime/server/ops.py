@@ -21,9 +21,7 @@ def models(service: Service) -> Response:
 
 
 def model(service: Service, name: str) -> Response:
-    """Describe the model under one of its names; without one, list them."""
-    if not name:
-        return models(service)
+    """Describe the model under one of its names."""
     return Json(_card(service, service.check_model(name)))
 
 
