@@ -19,9 +19,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper,
 
 from runtime.parsing import Vocabulary
 
-# The defaults bound a step to about 15 ms; messages name no state. Building a grammar takes time by the square of its
-# symbols: this many take a second or less.
-_LIMITS = LLParserLimits(verbose_errors=False, max_grammar_size=30_000)
+# The defaults bound a step to about 15 ms; messages name no state. The engine itself panics at 65536 symbols.
+_LIMITS = LLParserLimits(verbose_errors=False, max_grammar_size=60_000)
 _CACHED = 128
 _MESSAGE_CHARS = 300
 _WHITE_SPACE = r"[ \n]{0,40}"

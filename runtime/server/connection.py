@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 HEAD_BYTES = 2**16
 HEAD_SECONDS = 30.0
+_LINGER_SECONDS = 0.5
 
 
 class Connection(HttpToolsProtocol):
@@ -26,6 +27,7 @@ class Connection(HttpToolsProtocol):
 
     _head_bytes = 0
     _in_head = True
+    _is_refused = False
     _timer: TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -40,9 +42,11 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, unless a head grows too large."""
+        if self._is_refused:
+            return
         self._head_bytes += len(data) if self._in_head else 0
         super().data_received(data)
-        if self._in_head and self._head_bytes > HEAD_BYTES and not self.transport.is_closing():
+        if self._in_head and self._head_bytes > HEAD_BYTES and not self._is_refused:
             message = f"the request's line and headers have more than {HEAD_BYTES} bytes"
             self._refuse(ApiError(431, message, code="headers_too_large"))
 
@@ -78,8 +82,13 @@ class Connection(HttpToolsProtocol):
             f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
+        self._is_refused = True
+        self._stop_timer()
         self.transport.write(head.encode() + body)
-        self.transport.close()
+        # closed at once, with bytes unread, the connection would be reset and the answer lost
+        self._timer = self.loop.call_later(_LINGER_SECONDS, self.transport.close)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
 
 
 def http_settings() -> dict[str, Any]:

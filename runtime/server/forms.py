@@ -258,27 +258,32 @@ def _schema_rule(schema: dict[str, Any], limits: Limits, param: str) -> Rule:
 
 def check_schema(schema: dict[str, Any], limits: Limits, param: str) -> None:
     """Refuse a schema that is larger or deeper than the operator allows."""
-    depth = _depth(schema)
+    depth, properties = _extent(schema)
     if depth > limits.schema_depth:
         raise invalid(f"the schema is nested {depth} deep; the limit is {limits.schema_depth}", param, "invalid_schema")
+    if properties > limits.schema_properties:  # the work grows by the square of one object's
+        message = f"the schema has an object with {properties} properties; the limit is {limits.schema_properties}"
+        raise invalid(message, param, "invalid_schema")
     size = len(json.dumps(schema))
     if size > limits.schema_bytes:
         raise invalid(f"the schema has {size} bytes; the limit is {limits.schema_bytes}", param, "invalid_schema")
 
 
-def _depth(value: object) -> int:
-    depth, level = 0, [value]
+def _extent(value: object) -> tuple[int, int]:
+    """How deep plain data is nested, and how many keys the largest object has."""
+    depth, most, level = 0, 0, [value]
     while level:
         depth += 1
-        level = [
-            inner
-            for each in level
-            if isinstance(each, (dict, list))
-            for inner in (
-                cast("dict[str, object]", each).values() if isinstance(each, dict) else cast("list[object]", each)
-            )
-        ]
-    return depth
+        inner: list[object] = []
+        for each in level:
+            if isinstance(each, dict):
+                table = cast("dict[str, object]", each)
+                most = max(most, len(table))
+                inner += table.values()
+            elif isinstance(each, list):
+                inner += cast("list[object]", each)
+        level = inner
+    return depth, most
 
 
 def invalid_schema(error: GrammarError, param: str) -> ApiError:

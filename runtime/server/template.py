@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -193,7 +193,7 @@ def _split(value: Any, seams: Seams, splitter: str) -> Any:  # noqa: ANN401 - pl
 
 
 class Seams:
-    """Where a text must be split so that no marker is in it, nor made of its end or its beginning and what is beside."""
+    """Where a text is split so that no marker is in it, nor made of its end or beginning and what is beside."""
 
     def __init__(self, markers: Iterable[str]) -> None:
         """Take the texts of all markers."""

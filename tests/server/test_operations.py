@@ -166,6 +166,38 @@ async def test_b47_streams_beyond_the_drain_time_end_with_an_error_event_and_que
         assert (response.status_code, "retry-after" in response.headers) == (503, True)
 
 
+async def test_b47_a_request_that_waits_learns_of_the_drain_at_once():
+    waits = Waits(drain_s=600, keep_alive_s=600)
+    async with (
+        listening(ENDLESS, seconds=0.004, rows=2, config=ServeConfig(waits=waits)) as served,
+        open_stream(served) as one,
+        open_stream(served) as two,
+    ):
+        queued = [
+            asyncio.ensure_future(served.client.post(CHAT, json={"messages": USER, "stream": stream, "n": n}))
+            for stream, n in ((False, 1), (True, 1), (True, 2))
+        ]
+        await until(lambda: served.engine.stats().waiting == 4)
+        served.host.handle_exit(signal.SIGTERM, None)
+        async with asyncio.timeout(3):
+            for response in await asyncio.gather(*queued):
+                assert (response.status_code, error_of(response)["code"]) == (503, "unavailable")
+                assert int(response.headers["retry-after"]) >= 1
+        assert served.engine.stats().running == 2
+        for each in (one, two):
+            assert (await rest(each)).is_done
+
+
+async def test_b47_a_response_of_which_a_part_runs_is_finished_whole():
+    async with listening(thought("") + answered("word " * 20), seconds=0.004, rows=2) as served:
+        posting = asyncio.ensure_future(served.client.post(CHAT, json={"messages": USER, "n": 5}))
+        await until(lambda: served.engine.stats().running == 2)
+        served.host.handle_exit(signal.SIGTERM, None)
+        response = await posting
+        assert response.status_code == 200
+        assert [each["message"]["content"] for each in response.json()["choices"]] == ["word " * 20] * 5
+
+
 async def test_b47_a_second_signal_ends_at_once():
     config = ServeConfig(waits=Waits(drain_s=600))
     async with listening(ENDLESS, seconds=0.004, config=config) as served, open_stream(served) as lines:
@@ -327,6 +359,7 @@ async def test_the_process_serves_the_demo_model_and_exits_0_at_once_on_a_second
         (["--parser", "other"], "`parser` is 'other'"),
         (["--max-model-len", "100000"], "the model's window is 8192"),
         (["--api-key-file", "absent"], "cannot be read"),
+        (["--api-key", ""], "an API key is empty"),
         (["--block-size", "7"], "multiple of 8"),
     ],
 )
