@@ -12,9 +12,11 @@ from typing import TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
 
 from runtime.server.config import Limits
 from runtime.server.errors import from_validation, invalid, timed_out, too_large
+from runtime.server.stream import ClientGoneError
 
 _BODY_SECONDS = 60.0
 _INLINE_BYTES = 2**16
@@ -45,6 +47,8 @@ async def _receive(request: Request, limit: int) -> bytes:
                     raise too_large(f"the body has more than {limit} bytes, which is the limit")
     except TimeoutError:
         raise timed_out(f"the body did not arrive within {_BODY_SECONDS:g} s") from None
+    except ClientDisconnect:
+        raise ClientGoneError from None
     return bytes(body)
 
 

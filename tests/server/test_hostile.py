@@ -276,6 +276,16 @@ async def test_a_body_that_does_not_come_is_a_timeout(monkeypatch):
         assert error_in(raw, 504) == "timeout"
 
 
+async def test_a_client_that_goes_in_the_middle_of_its_body_is_no_error_of_ours(caplog):
+    async with listening(answered("ok")) as served:
+        half = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 90\r\n\r\n{"
+        assert await exchange(served, half, close=True) == b""
+        async with asyncio.timeout(3):
+            while await served.metric("counterpoint:http_requests_total", route=TEXT, status="499") != 1:
+                await asyncio.sleep(0.01)  # the server has no event for this
+        assert "failed" not in caplog.text
+
+
 async def test_a_slash_at_the_end_changes_nothing():
     async with serving(answered("ok"), keys=["k"], headers={"Authorization": "Bearer k"}) as served:
         assert (await served.client.get("/v1/models/")).json() == (await served.client.get("/v1/models")).json()
