@@ -15,6 +15,9 @@ import numpy.typing as npt
 
 from runtime.sampling import SamplingParams
 
+CONSTRAINT_FAILED = "the constraint on the output failed"
+"""The `Output.error` of a request whose constraint could not go on: it is too large, or nothing may follow."""
+
 
 class FinishReason(StrEnum):
     """Why a request ended."""

@@ -10,12 +10,10 @@ import numpy.typing as npt
 
 from runtime.engine.backend import Result, Want
 from runtime.engine.sequence import Sequence
-from runtime.request import FinishReason, TokenLogprobs
+from runtime.request import CONSTRAINT_FAILED, FinishReason, TokenLogprobs
 from runtime.sampling import NO_TOKEN, Logits, edit, likeliest, log_softmax, sample
 
 log = logging.getLogger(__name__)
-
-CONSTRAINT_FAILED = "the constraint on the output failed"
 
 
 class RowError(Exception):
@@ -88,7 +86,7 @@ def _draw(sequence: Sequence, logits: npt.NDArray[np.floating]) -> tuple[int, tu
     raw, request = _numbers(logits), sequence.request
     token = sample(edit(raw, request.sampling, sequence.edits()), request.sampling, sequence.computed - 1)
     if token == NO_TOKEN:
-        raise RowError("no token is allowed to follow")
+        raise RowError(CONSTRAINT_FAILED)  # the likeliest token is -inf only where all are masked
     return token, () if request.logprobs is None else (_token_logprobs(raw, token, request.logprobs),)
 
 

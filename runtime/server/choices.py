@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from runtime.parsing import CallEnd, Content, Event, Parser, Reasoning
 from runtime.parsing.find import Finder, Hit
-from runtime.request import FinishReason, Output, Request, TokenLogprobs
-from runtime.server.errors import ApiError, server_error, timed_out, unavailable
+from runtime.request import CONSTRAINT_FAILED, FinishReason, Output, Request, TokenLogprobs
+from runtime.server.errors import ApiError, invalid, server_error, timed_out, unavailable
 
 if TYPE_CHECKING:
     from runtime.engine import AsyncEngine
@@ -119,6 +119,11 @@ class Choice:
 
     def _end(self, output: Output, step: Step) -> None:
         match output.finish:
+            case FinishReason.ERROR if output.error == CONSTRAINT_FAILED:
+                raise invalid(
+                    "the form cannot be followed to its end: it is too large, or leads where nothing fits",
+                    code="invalid_schema",
+                )
             case FinishReason.ERROR:
                 raise server_error(output.error or "the engine failed on this request")
             case FinishReason.TIMEOUT:

@@ -28,7 +28,7 @@ class Limits(Frozen):
     schema_bytes: int = Field(default=512 * 2**10, gt=0)
     schema_depth: int = Field(default=32, gt=0, le=100)
     schema_properties: int = Field(default=1000, gt=0)
-    grammar_bytes: int = Field(default=64 * 2**10, gt=0)
+    grammar_bytes: int = Field(default=32 * 2**10, gt=0)
     grammar_rules: int = Field(default=500, gt=0)
     template_bytes: int = Field(default=64 * 2**10, gt=0)
     stops: int = Field(default=16, ge=0)

@@ -6,6 +6,7 @@ Owns what happens before there is a request: a head that does not end, and bytes
 from __future__ import annotations
 
 import asyncio
+import secrets
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,9 @@ class Connection(HttpToolsProtocol):
         """Answer what is no HTTP."""
         self._refuse(invalid(msg, code="invalid_http"))
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nothing: the request is answered as if it had not asked, which HTTP allows."""
+
     def _await_head(self) -> None:
         self._in_head, self._head_bytes = True, 0
         self._stop_timer()
@@ -80,7 +84,7 @@ class Connection(HttpToolsProtocol):
         body = to_json(error.body())
         head = (
             f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            f"content-length: {len(body)}\r\nx-request-id: {secrets.token_hex(12)}\r\nconnection: close\r\n\r\n"
         )
         self._is_refused = True
         self._stop_timer()

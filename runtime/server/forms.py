@@ -222,6 +222,9 @@ def _form_param(body: Sampling) -> str:
 def _other_rule(other: StructuredOutputs, limits: Limits, markers: Collection[str]) -> Rule:
     if other.json_object:
         return Rule.schema({"type": "object"})
+    for given in (other.json_, other.structural_tag):
+        if isinstance(given, str):
+            at_most("structured_outputs", len(given), limits.schema_bytes, "characters")
     if other.json_ is not None:
         return _schema_rule(_as_object(other.json_), limits, "structured_outputs")
     if other.structural_tag is not None:

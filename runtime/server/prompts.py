@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
+from runtime.server.bodies import count_containers
 from runtime.server.errors import invalid
 from runtime.server.protocol import ChatRequest, Message, Text, Tool, ToolCall
 from runtime.server.requests import at_most
@@ -60,7 +61,7 @@ async def render_messages(
     template = service.text.template
     if template is None:
         raise invalid("this model has no chat template; use /v1/completions", "messages")
-    plain = [_plain(message, template) for message in messages]
+    plain = [_plain(message, template, service.config.limits.body_objects) for message in messages]
     declared = [_declared(tool) for tool in tools] or None
 
     def render() -> Prompt:
@@ -84,7 +85,7 @@ def joined(text: Text) -> str:
     return text if isinstance(text, str) else "\n".join(part.text or part.refusal for part in text)
 
 
-def _plain(message: Message, template: ChatTemplate) -> dict[str, Any]:
+def _plain(message: Message, template: ChatTemplate, objects: int) -> dict[str, Any]:
     role = message.role
     if role == "developer" and "developer" not in template.source:
         role = "system"  # templates that do not know the newer role would drop the message
@@ -95,19 +96,25 @@ def _plain(message: Message, template: ChatTemplate) -> dict[str, Any]:
     if thought:
         plain |= {"reasoning": thought, "reasoning_content": thought}
     if message.tool_calls:
-        plain["tool_calls"] = [_call(call) for call in message.tool_calls]
+        plain["tool_calls"] = [_call(call, objects) for call in message.tool_calls]
     if role == "tool":
         plain["tool_call_id"] = message.tool_call_id or ""
     return plain
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
+def _call(call: ToolCall, objects: int) -> dict[str, Any]:
     """A past call with its arguments as an object, which templates dump again.
 
     What is no object stays what it is: a model may have written it, and the client can only send it back.
     """
     arguments: object = call.function.arguments
     if isinstance(arguments, str):
+        at_most(
+            "messages",
+            count_containers(arguments.encode(), objects),
+            objects,
+            "objects and lists in a call's arguments",
+        )
         with suppress(ValueError):
             arguments = from_json(arguments, allow_inf_nan=False) if arguments.strip() else {}
         arguments = {} if arguments is None else arguments
