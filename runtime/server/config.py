@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import Field
 
 from megakernel.config import Frozen, parse, read_toml
-from runtime.server.protocol import MOST_BIASES
+from runtime.server.fields import MOST_BIASES
 
 
 class Limits(Frozen):

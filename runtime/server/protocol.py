@@ -7,29 +7,21 @@ checked in `requests.py`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    JsonValue,
-    field_validator,
-    model_validator,
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+
+from runtime.server.fields import (
+    MOST_BIASES,
+    Count,
+    Items,
+    Strings,
+    TokenId,
+    refuse_what_would_be_lost,
+    rule,
 )
-from pydantic_core import PydanticCustomError
 
-MOST_BIASES = 2**16
 _ID_DIGITS = 10
-
-RULE = "rule"
-"""Type of the errors that say themselves which parameter is meant."""
-
-
-def rule(param: str, message: str) -> PydanticCustomError:
-    """Return the error of a rule about several fields, `param` among them."""
-    return PydanticCustomError(RULE, "{message}", {"message": message, "param": param})
 
 
 def _drop_nulls(data: Any) -> Any:  # noqa: ANN401 - whatever the client sent
@@ -45,13 +37,6 @@ class Body(BaseModel):
     @classmethod
     def _null_is_absent(cls, data: Any) -> Any:  # noqa: ANN401 - whatever the client sent
         return _drop_nulls(data)
-
-
-T = TypeVar("T")
-Items = Annotated[list[T], Field(fail_fast=True)]
-"""A list of which the first wrong item is told: looking at millions of them would stop the server."""
-Count = Annotated[int, Field(ge=0, lt=2**63)]
-TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class TextPart(Body):
@@ -184,13 +169,6 @@ class StreamOptions(Body):
     continuous_usage_stats: bool = False
 
 
-def _one_or_many(value: Any) -> Any:  # noqa: ANN401 - whatever the client sent
-    return [value] if isinstance(value, str) else value
-
-
-Strings = Annotated[Items[Annotated[str, Field(min_length=1)]], BeforeValidator(_one_or_many)]
-
-
 class Sampling(Body):
     """What both generation routes have in common. Fields that are None take the model's default."""
 
@@ -260,13 +238,7 @@ class Sampling(Body):
     @classmethod
     def _refuse_what_would_be_lost(cls, data: Any) -> Any:  # noqa: ANN401 - whatever the client sent
         """Fields by which other servers constrain or extend an answer: ignoring them would break a promise."""
-        for name, (neutral, instead) in _ELSEWHERE.items() if isinstance(data, dict) else ():
-            value = data.get(name)
-            if value and value not in neutral and not (name == "best_of" and value == data.get("n", 1)):
-                raise rule(name, f"{name} is not supported{instead}")
-        for name in _NUMBERS_ELSEWHERE if isinstance(data, dict) else ():
-            if data.get(name) is not None:
-                raise rule(name, f"{name} is not supported{_NUMBERS_ELSEWHERE[name]}")
+        refuse_what_would_be_lost(data)
         return data
 
     @property
@@ -278,38 +250,6 @@ class Sampling(Body):
     def token_limit(self) -> int | None:
         """How many tokens are asked for at most; None: as many as fit, or the route's default."""
         return self.max_tokens if self.max_tokens is not None else self.max_completion_tokens
-
-
-_ELSEWHERE: dict[str, tuple[tuple[Any, ...], str]] = {
-    "guided_json": ((), "; use structured_outputs.json"),
-    "guided_regex": ((), "; use structured_outputs.regex"),
-    "guided_choice": ((), "; use structured_outputs.choice"),
-    "guided_grammar": ((), "; use structured_outputs.grammar"),
-    "json_schema": ((), "; use structured_outputs.json"),
-    "regex": ((), "; use structured_outputs.regex"),
-    "ebnf": ((), "; use structured_outputs.grammar"),
-    "grammar": ((), "; use structured_outputs.grammar"),
-    "logits_processors": ((), ""),
-    "best_of": ((), ""),
-    "use_beam_search": ((), ""),
-    "length_penalty": ((1,), ""),
-    "typical_p": ((1,), ""),
-    "mirostat": ((), ""),
-    "dry_multiplier": ((), ""),
-    "xtc_probability": ((), ""),
-    "suffix": ((), ""),
-    "prompt_embeds": ((), "; use prompt"),
-    "documents": ((), "; put them into messages"),
-    "chat_template": ((), "; the operator chooses it"),
-    "functions": ((), "; use tools"),
-    "function_call": ((), "; use tool_choice"),
-}
-"""Fields of other servers, values that say nothing, and what to use instead."""
-_NUMBERS_ELSEWHERE = {
-    "prompt_logprobs": "; use echo and logprobs of /v1/completions",
-    "truncate_prompt_tokens": "; shorten the prompt",
-}
-"""The same, where 0 says something too."""
 
 
 class ChatRequest(Sampling):

@@ -275,6 +275,19 @@ async def test_metrics_have_the_names_that_routers_read():
         assert await served.metric("counterpoint:http_requests_total", route=CHAT, status="200") == 2
 
 
+async def test_the_server_says_what_it_is():
+    async with serving(answered("ok")) as served:
+        version = (await served.client.get("/version")).json()["version"]
+        info = (await served.client.get("/server_info")).json()
+        assert (info["version"], info["models"], info["rows"], info["is_ready"]) == (
+            version,
+            ["demo", "alias"],
+            8,
+            True,
+        )
+        assert info["limits"] == served.service.config.limits.model_dump()
+
+
 async def test_cached_tokens_are_reported():
     async with serving(answered("b")) as served:
         first, second = [(await served.chat())["usage"]["prompt_tokens_details"]["cached_tokens"] for _ in range(2)]
