@@ -35,7 +35,12 @@ def trace(error: BaseException) -> dict[str, str]:
 
 
 def start_logging(level: int = logging.INFO) -> None:
-    """Send all logs to stderr as JSON, uvicorn's too; its access log is off, ours says more."""
+    """Send all logs to stderr as JSON, those of libraries too; uvicorn's access log is off, ours says more."""
+    from transformers.utils import logging as library  # noqa: PLC0415 - it brings torch along
+
+    library.disable_default_handler()
+    library.enable_propagation()
+    logging.captureWarnings(capture=True)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -355,7 +355,7 @@ async def test_the_process_serves_the_demo_model_and_exits_0_at_once_on_a_second
                 while (await client.get("/ready")).status_code != 503:
                     await asyncio.sleep(0.01)
                 running.process.send_signal(signal.SIGTERM)
-                assert running.process.wait(5) == 0
+                assert running.process.wait(20) == 0
         for line in running.process.stderr.read().splitlines():
             assert "from-" not in line
             json.loads(line)
