@@ -102,7 +102,7 @@ async def test_a_full_queue_is_429_with_retry_after():
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_waiting_too_long_is_504_and_running_too_long_ends_with_an_error(stream):
-    waits = Waits(first_token_s=0.1, total_s=60)
+    waits = Waits(first_token_s=1.0, total_s=60)
     config = ServeConfig(waits=waits)
     async with listening(ENDLESS, seconds=0.01, rows=1, config=config) as served, open_stream(served):
         response = await served.client.post(CHAT, json={"messages": USER, "stream": stream})
