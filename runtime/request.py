@@ -15,6 +15,9 @@ import numpy.typing as npt
 
 from runtime.sampling import SamplingParams
 
+CONSTRAINT_FAILED = "the constraint on the output failed"
+"""The `Output.error` of a request whose constraint could not go on: it is too large, or nothing may follow."""
+
 
 class FinishReason(StrEnum):
     """Why a request ended."""
@@ -84,9 +87,8 @@ class Request:
 
     `logprobs`: how many alternatives to report beside each sampled token; None: no logprobs. `prompt_logprobs`
     likewise for the prompt. `priority`: smaller numbers go first, then whoever came first. `salt` separates tenants in
-    the prefix cache. `group`: requests of one group (the choices of an `n`) have one prompt, whose blocks they share;
-    once one of them is in, the queue's limit lets the others in. `deadline`: `time.monotonic()` at which it ends with
-    TIMEOUT.
+    the prefix cache. `group`: requests of one group are answered together; once one of them is in, the queue's
+    limit lets the others in. `deadline`: `time.monotonic()` at which it ends with TIMEOUT.
     """
 
     id: str

@@ -3,6 +3,7 @@
 from runtime.constraints.answer import ToolSpec, answer_grammar
 from runtime.constraints.grammar import GrammarError, Grammars, Rule
 from runtime.constraints.stages import Staged, ThinkingStage, mask_of, mask_without
+from runtime.constraints.vetoes import Together, Vetoes
 
 __all__ = [
     "GrammarError",
@@ -10,7 +11,9 @@ __all__ = [
     "Rule",
     "Staged",
     "ThinkingStage",
+    "Together",
     "ToolSpec",
+    "Vetoes",
     "answer_grammar",
     "mask_of",
     "mask_without",

@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 
 import llguidance
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
 
-_LIMITS = LLParserLimits(verbose_errors=False)  # the defaults bound a step to about 15 ms; messages name no state
+from runtime.parsing import Vocabulary
+
+# The defaults bound a step to about 15 ms; messages name no state. The engine itself panics at 65536 symbols.
+_LIMITS = LLParserLimits(verbose_errors=False, max_grammar_size=60_000)
 _CACHED = 128
+_MESSAGE_CHARS = 300
 _WHITE_SPACE = r"[ \n]{0,40}"
 """Between JSON tokens: bounded, or a model may write line breaks until its budget is gone."""
 
@@ -51,10 +56,12 @@ class Rule:
     @classmethod
     def grammar(cls, text: str) -> Rule:
         """Build from a grammar in Lark's syntax, or in llama.cpp's."""
+        # the converter looks at a run of empty lines once for every line of it
+        lines = [line for line in text.splitlines() if line.strip()]
         try:
-            return cls.lark(grammar_from("grammar", text))
-        except ValueError as error:
-            raise GrammarError(str(error)) from None
+            return cls.lark(grammar_from("grammar", "\n".join(lines)))
+        except (ValueError, IndexError, RecursionError) as error:
+            raise GrammarError(_first_line(str(error))) from None
 
     @classmethod
     def choice(cls, texts: Collection[str]) -> Rule:
@@ -78,13 +85,30 @@ def _without_names(schema: dict[str, object]) -> dict[str, object]:
     return {key: value for key, value in schema.items() if key not in ("$schema", "$id", "x-guidance")}
 
 
+class _Tokens:
+    """A vocabulary as llguidance wants to see it: added tokens are no text, and no text is encoded as one of them."""
+
+    def __init__(self, vocabulary: Vocabulary, encode: Callable[[str], list[int]], ends: list[int]) -> None:
+        self.tokens = list(vocabulary.pieces)
+        self.special_token_ids = sorted(vocabulary.ids.values())
+        self.eos_token_id = ends[0] if ends else 0
+        self.bos_token_id = None
+        self._encode = encode
+
+    def __call__(self, text: str) -> list[int]:
+        return self._encode(text)
+
+
 class Grammars:
     """Compiles grammars for one vocabulary and remembers the last ones. Safe to use from any thread."""
 
-    def __init__(self, tokenizer_json: str, vocab_size: int, end_ids: Collection[int]) -> None:
-        """Read the vocabulary from a tokenizer.json; `end_ids` are allowed where a text may end."""
+    def __init__(
+        self, vocabulary: Vocabulary, encode: Callable[[str], list[int]], vocab_size: int, end_ids: Collection[int]
+    ) -> None:
+        """Take a vocabulary and its way of encoding plain text; `end_ids` are allowed where a text may end."""
         ends = [each for each in sorted(end_ids) if each < vocab_size]
-        self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=ends or None)
+        tokens = TokenizerWrapper(_Tokens(vocabulary, encode, ends))
+        self._tokenizer = LLTokenizer(tokens, n_vocab=vocab_size, eos_token=ends or None)
         self._words = -(-vocab_size // 32)
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = Lock()
@@ -104,15 +128,16 @@ class Grammars:
             self._compiled.move_to_end(grammar)
             if len(self._compiled) > _CACHED:
                 self._compiled.popitem(last=False)
-        return GrammarStage(matcher.deep_copy(), self._words)
+        return GrammarStage(matcher, self._words).copy()
 
     def _matcher(self, grammar: str) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
-        if not matcher.is_error():
-            matcher.compute_bitmask()
-        if matcher.is_error():
-            raise GrammarError(_first_line(matcher.get_error()))
-        return matcher
+        with _calm():
+            matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
+            if not matcher.is_error():
+                matcher.compute_bitmask()
+            if matcher.is_error():
+                raise GrammarError(_first_line(matcher.get_error()))
+            return matcher
 
 
 def version() -> str:
@@ -121,8 +146,21 @@ def version() -> str:
 
 
 def _first_line(message: str) -> str:
-    text = message.partition("\n")[0].strip()
+    text = message.partition("\n")[0].strip()[:_MESSAGE_CHARS]
+    if "panic" in text or "too big" in text:
+        return "it is too large"
     return text if not text.startswith("NoExtension") else "nothing matches it"
+
+
+@contextmanager
+def _calm() -> Iterator[None]:
+    """Make an error of the library's panics, which are no `Exception` and would end whatever thread they are met on."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise GrammarError("the grammar engine gave up on it") from None
 
 
 class GrammarStage:
@@ -132,6 +170,11 @@ class GrammarStage:
         """Take a matcher of one's own; masks have `words` words."""
         self._matcher, self._words = matcher, words
 
+    def copy(self) -> GrammarStage:
+        """Return another one that has come as far."""
+        with _calm():
+            return GrammarStage(self._matcher.deep_copy(), self._words)
+
     @property
     def is_done(self) -> bool:
         """Whether the text is complete and cannot go on."""
@@ -139,12 +182,14 @@ class GrammarStage:
 
     def mask(self) -> npt.NDArray[np.int32]:
         """Bitmask of allowed ids; end ids are among them where the text may end."""
-        mask = np.frombuffer(self._matcher.compute_bitmask(), dtype="<i4")[: self._words]
-        if self._matcher.is_error():
-            raise ValueError(f"the grammar gave up: {_first_line(self._matcher.get_error())}")
-        return mask
+        with _calm():
+            mask = np.frombuffer(self._matcher.compute_bitmask(), dtype="<i4")[: self._words]
+            if self._matcher.is_error():
+                raise GrammarError(f"the grammar gave up: {_first_line(self._matcher.get_error())}")
+            return mask
 
     def accept(self, token: int) -> None:
         """Take note of a token; ValueError when it was not allowed."""
-        if not self._matcher.consume_token(token):
-            raise ValueError(f"token {token} is not what the grammar allows")
+        with _calm():
+            if not self._matcher.consume_token(token):
+                raise ValueError(f"token {token} is not what the grammar allows")

@@ -93,7 +93,7 @@ class AsyncEngine:
         return not (self.error or self._is_draining or self._is_closed)
 
     @property
-    def error(self) -> Exception | None:
+    def error(self) -> BaseException | None:
         """What ended the engine, if a step failed."""
         return self.core.error
 
@@ -133,6 +133,10 @@ class AsyncEngine:
             self._present.clear()
         self._loop = loop
 
+    def check_room(self, requests: int) -> None:
+        """Raise the `RefusedError` for which so many requests can't be taken together."""
+        self.core.check_queue(len(self._present), requests)
+
     def abort(self, request_id: str) -> None:
         """End a request with ABORT before the next step; ids that are not running are ignored. From any thread."""
         self._inbox.put(partial(self.core.abort, request_id))
@@ -146,10 +150,14 @@ class AsyncEngine:
         self._inbox.put(self.core.reset_prefix_cache)
 
     async def drain(self, seconds: float) -> None:
-        """Take nothing new, let what is here end by itself for so long, then abort it; a second call may hurry."""
+        """Take nothing new, let what is here end by itself for so long, then abort it; a second call may hurry.
+
+        What waits and has begun nothing is aborted at once: it may begin elsewhere.
+        """
         self._is_draining = True
         if not self._present:
             return
+        self._inbox.put(self.core.abort_waiting)
         self._emptied.clear()
         try:
             await asyncio.wait_for(self._emptied.wait(), seconds)
@@ -183,7 +191,7 @@ class AsyncEngine:
                 self._hand_over(self.core.step())
             self.core.abort_all()
             self._hand_over(self.core.step())
-        except Exception as error:
+        except BaseException as error:  # extension modules panic with what is no Exception
             log.exception("the engine's thread failed")
             self.core.fail(error)
             self._hand_over(self.core.step())

@@ -65,7 +65,7 @@ class EngineCore:
         self.max_context_tokens = reachable_context(backend)
         self.cache = KvCache(backend.rows, backend.page_tokens, backend.windows, backend.pages, self.max_context_tokens)
         self.roster = Roster(backend.rows, self.cache, self.listener, clock)
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.is_draining = False
         self._seats = Admission(backend, self.cache, self.roster, reuses=self.settings.prefix_cache)
         self._prefill = Prefill(backend, self.cache, self.settings.stall_ms / 1e3, clock)
@@ -89,12 +89,17 @@ class EngineCore:
         if any(token >= vocab for token, _ in request.sampling.logit_bias):
             raise RefusedError(f"logit_bias takes token ids from 0 to {vocab - 1}")
 
-    def check_queue(self, present: int) -> None:
-        """Raise QueueFullError if there is no place beside `present` requests, running and waiting. Reads only."""
-        waiting, limit = present - self.backend.rows, self.settings.max_waiting
-        if waiting >= limit:
-            retry_after = max(1.0, self.roster.service_seconds / self.backend.rows)
-            raise QueueFullError(f"{waiting} requests wait already, the limit is {limit}", retry_after)
+    def check_queue(self, present: int, coming: int = 1) -> None:
+        """Raise QueueFullError if there are no places beside `present` requests, running and waiting. Reads only.
+
+        More than there are places at all are refused for good.
+        """
+        rows, limit = self.backend.rows, self.settings.max_waiting
+        if coming > rows + limit:
+            raise RefusedError(f"{coming} answers are asked for; at most {rows + limit} can run or wait at once")
+        if present + coming > rows + limit:
+            retry_after = max(1.0, self.roster.service_seconds / rows)
+            raise QueueFullError(f"{max(0, present - rows)} requests wait already, the limit is {limit}", retry_after)
 
     def submit(self, request: Request) -> None:
         """Queue a request; RefusedError if it can't be taken, ValueError if its id is in use."""
@@ -120,6 +125,16 @@ class EngineCore:
         sequence = self.roster.by_id.get(request_id)
         if sequence is not None:
             self.roster.end(sequence, finish)
+
+    def abort_waiting(self) -> None:
+        """End with ABORT what waits, cannot begin now and has not begun, nor any other of its group."""
+        self._seats.admit()
+        begun = {each.request.group for each in self.roster.by_id.values() if each.admitted_time is not None}
+        for sequence in list(self.roster.waiting):
+            if sequence.admitted_time is None and (
+                sequence.request.group is None or sequence.request.group not in begun
+            ):
+                self.roster.end(sequence, FinishReason.ABORT)
 
     def abort_all(self) -> None:
         """End everything with ABORT."""
@@ -163,13 +178,13 @@ class EngineCore:
         if self.roster.by_id and self.error is None:
             try:
                 self._pass()
-            except Exception as error:
+            except BaseException as error:  # extension modules panic with what is no Exception
                 log.exception("a step failed; the engine takes no more requests")
                 self.fail(error)
         outputs, self.roster.outputs = self.roster.outputs, []
         return outputs
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Take nothing more, and end every request with ERROR."""
         self.error = error
         for request_id, sequence in list(self.roster.by_id.items()):

@@ -66,8 +66,16 @@ class Sequence:
 
     @property
     def banned(self) -> Collection[int]:
-        """Ids that would end the request before min_tokens."""
-        return self.ending if self.generated < self.request.stopping.min_tokens else ()
+        """Ids that would end the request before min_tokens; none where the constraint lets nothing else follow."""
+        if self.generated >= self.request.stopping.min_tokens or (self.mask is not None and self._must_end(self.mask)):
+            return ()
+        return self.ending
+
+    def _must_end(self, mask: npt.NDArray[np.int32]) -> bool:
+        others = mask.copy()
+        for token in self.ending:
+            others[token // 32] &= ~np.int32(1 << token % 32 if token % 32 < 31 else -(2**31))
+        return not others.any()
 
     @property
     def needs_host(self) -> bool:

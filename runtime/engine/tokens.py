@@ -10,12 +10,10 @@ import numpy.typing as npt
 
 from runtime.engine.backend import Result, Want
 from runtime.engine.sequence import Sequence
-from runtime.request import FinishReason, TokenLogprobs
+from runtime.request import CONSTRAINT_FAILED, FinishReason, TokenLogprobs
 from runtime.sampling import NO_TOKEN, Logits, edit, likeliest, log_softmax, sample
 
 log = logging.getLogger(__name__)
-
-CONSTRAINT_FAILED = "the constraint on the output failed"
 
 
 class RowError(Exception):
@@ -49,8 +47,7 @@ def prepare(sequence: Sequence) -> Want:
         try:
             sequence.mask = constraint.mask()
         except Exception as error:
-            log.exception("the constraint of request %s failed", sequence.request.id)
-            raise RowError(CONSTRAINT_FAILED) from error
+            raise _constraint_failed(sequence, error) from error
     return Want.LOGITS if sequence.needs_host else Want.TOKEN
 
 
@@ -89,7 +86,7 @@ def _draw(sequence: Sequence, logits: npt.NDArray[np.floating]) -> tuple[int, tu
     raw, request = _numbers(logits), sequence.request
     token = sample(edit(raw, request.sampling, sequence.edits()), request.sampling, sequence.computed - 1)
     if token == NO_TOKEN:
-        raise RowError("no token is allowed to follow")
+        raise RowError(CONSTRAINT_FAILED)  # the likeliest token is -inf only where all are masked
     return token, () if request.logprobs is None else (_token_logprobs(raw, token, request.logprobs),)
 
 
@@ -102,9 +99,14 @@ def _accept(sequence: Sequence, token: int) -> bool:
             constraint.accept(token)
             is_complete = constraint.is_complete
     except Exception as error:
-        log.exception("the constraint of request %s failed", sequence.request.id)
-        raise RowError(CONSTRAINT_FAILED) from error
+        raise _constraint_failed(sequence, error) from error
     return is_complete
+
+
+def _constraint_failed(sequence: Sequence, error: Exception) -> RowError:
+    """Log the kind of error only: its message may quote what was generated."""
+    log.error("the constraint of request %s failed: %s", sequence.request.id, type(error).__name__)
+    return RowError(CONSTRAINT_FAILED)
 
 
 def _numbers(logits: npt.NDArray[np.floating]) -> Logits:

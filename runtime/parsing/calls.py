@@ -100,8 +100,11 @@ class CallReader:
 
     def finish(self) -> list[Event]:
         """End the block; a call that is not complete stays as far as it came, one without a name so far is dropped."""
+        events: list[Event] = []
+        if self._at is not _At.TOP and self._name is not None and self._index is None:
+            self._argue("", events)
         junk = "".join(self._junk).strip()
-        return [Content(junk)] if junk else []
+        return [*events, Content(junk)] if junk else events
 
     def _start_call(self) -> None:
         self._raw: list[str] = []  # the object as written, while it has no name
@@ -207,12 +210,12 @@ class CallReader:
 
 
 def _decoded(text: str) -> str:
-    """The string that a JSON string holds; anything else as it is written."""
+    """The string that a JSON string holds, half surrogate pairs replaced; anything else as it is written."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return value if isinstance(value, str) else text
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if isinstance(value, str) else text
 
 
 def _unwrapped(text: str) -> str:

@@ -2,7 +2,8 @@
 
 Owns the meaning of the markers, which are single tokens: text that merely looks like one is text. A block that was
 never opened or closed ends where the next begins. Where the prompt has closed the thinking, words before the first
-marker are held until it tells what they are: reasoning when it ends thinking after all, content otherwise.
+marker are held until it tells what they are: reasoning when it ends thinking after all, content otherwise, and content
+when there are many.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ START_THINKING, END_THINKING = "<|START_THINKING|>", "<|END_THINKING|>"
 START_TEXT, END_TEXT = "<|START_TEXT|>", "<|END_TEXT|>"
 START_ACTION, END_ACTION = "<|START_ACTION|>", "<|END_ACTION|>"
 MARKERS = (START_TURN, START_THINKING, END_THINKING, START_TEXT, END_TEXT, START_ACTION, END_ACTION)
+
+_UNDECIDED_CHARS = 256
 
 
 class _In(Enum):
@@ -94,6 +97,11 @@ class NorthParser:
             return [Reasoning(held)] if held else []
         return [Content(held)] if held.strip() else []
 
+    def _decide(self) -> list[Event]:
+        """So much text without a marker is an answer that lacks its own."""
+        held, self._undecided, self._at = self._undecided, "", _In.TEXT
+        return [Content(held)]
+
     def _route(self, text: str) -> list[Event]:
         if not text:
             return []
@@ -104,7 +112,7 @@ class NorthParser:
                 return self._reader.push(text)
             case _In.UNDECIDED:
                 self._undecided += text
-                return []
+                return self._decide() if len(self._undecided) > _UNDECIDED_CHARS else []
             case _In.BETWEEN if not text.strip():
                 return []  # the line breaks between blocks are nobody's
             case _:

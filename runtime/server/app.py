@@ -1,6 +1,6 @@
 """The HTTP application: routes, the order of what surrounds them, and every error in one shape.
 
-Owns reading bodies, within the operator's limit, and the OpenAPI description. What routes do is in their own modules.
+Owns the OpenAPI description. What routes do is in their own modules.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from runtime.server import ops
 from runtime.server.auth import OPEN_PATHS, Gate, KeyRing
+from runtime.server.bodies import Body, read_body
 from runtime.server.chat import create_chat
 from runtime.server.completions import create_completion
-from runtime.server.errors import ApiError, from_validation, invalid, server_error, timed_out, too_large
+from runtime.server.errors import ApiError, invalid, server_error
+from runtime.server.logs import trace
 from runtime.server.protocol import (
     AbortRequest,
     ChatRequest,
@@ -43,8 +45,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_BODY_SECONDS = 60.0
-Body = TypeVar("Body", bound=BaseModel)
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 _POSTS: dict[str, tuple[type[BaseModel], Callable[[Service, Request, Any], Awaitable[Response]]]] = {
@@ -68,7 +68,14 @@ _GETS: dict[str, Callable[[Service], Response]] = {
 
 def make_app(service: Service, keys: KeyRing, admin_keys: KeyRing, lifespan: Lifespan | None = None) -> ASGIApp:
     """Return the application of a service."""
-    app = FastAPI(title="Counterpoint", version=version(), docs_url=None, redoc_url=None, lifespan=lifespan)
+    app = FastAPI(
+        title="Counterpoint",
+        version=version(),
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+    )
     for path, (model, handler) in _POSTS.items():
         app.add_api_route(path, _posting(service, model, handler), methods=["POST"], openapi_extra=_body_of(model))
     for path, answer in _GETS.items():
@@ -78,6 +85,7 @@ def make_app(service: Service, keys: KeyRing, admin_keys: KeyRing, lifespan: Lif
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientGoneError, _on_client_gone)
+    app.add_exception_handler(Exception, _on_failure)  # the framework answers with it, then raises what failed
     app.openapi = lambda: _describe(app)
     open_paths = OPEN_PATHS | ({"/metrics"} if service.config.open_metrics else set())
     gated = Gate(app, keys, admin_keys, open_paths)
@@ -108,6 +116,7 @@ class Envelope:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(scope)
+        scope["path"] = scope["path"].rstrip("/") or "/"
         scope.setdefault("state", {}).update(request_id=request_id, key=None)
         began, status = time.monotonic(), 0
 
@@ -120,8 +129,12 @@ class Envelope:
 
         try:
             await self._app(scope, receive, sending)
-        except Exception:
-            log.exception("a request failed", extra={"request_id": request_id})
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # extension modules panic with what is no Exception
+            log.error("a request failed", extra={"request_id": request_id, **trace(error)})  # noqa: TRY400 - no texts
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
             if not status:
                 await respond(server_error())(scope, receive, sending)
         finally:
@@ -146,7 +159,7 @@ def _posting(
     service: Service, model: type[Body], handler: Callable[[Service, Request, Body], Awaitable[Response]]
 ) -> Callable[[Request], Awaitable[Response]]:
     async def post(request: Request) -> Response:
-        return await handler(service, request, await _read(request, model, service.config.limits.body_bytes))
+        return await handler(service, request, await read_body(request, model, service.config.limits))
 
     return post
 
@@ -156,26 +169,6 @@ def _getting(service: Service, answer: Callable[[Service], Response]) -> Callabl
         return answer(service)
 
     return get
-
-
-async def _read(request: Request, model: type[Body], limit: int) -> Body:
-    """Read and validate a body; ApiError says what is wrong with it."""
-    length = request.headers.get("content-length", "0")
-    if length.isdigit() and int(length) > limit:
-        raise too_large(f"the body has {length} bytes; the limit is {limit}")
-    body = bytearray()
-    try:
-        async with asyncio.timeout(_BODY_SECONDS):
-            async for part in request.stream():
-                body += part
-                if len(body) > limit:
-                    raise too_large(f"the body has more than {limit} bytes, which is the limit")
-    except TimeoutError:
-        raise timed_out(f"the body did not arrive within {_BODY_SECONDS:g} s") from None
-    try:
-        return model.model_validate_json(bytes(body))
-    except ValidationError as error:
-        raise from_validation(error) from None
 
 
 async def _on_api_error(_request: Request, error: Exception) -> Response:
@@ -194,6 +187,11 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         response.headers.update(error.headers or {})
         return response
     return respond(invalid(str(error.detail)) if error.status_code < 500 else server_error())
+
+
+async def _on_failure(_request: Request, _error: Exception) -> Response:
+    """What nobody foresaw; the envelope logs it."""
+    return respond(server_error())
 
 
 async def _on_client_gone(_request: Request, _error: Exception) -> Response:

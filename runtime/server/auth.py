@@ -29,12 +29,15 @@ _RELOAD_SECONDS = 1.0
 
 
 class KeyRing:
-    """Keys of one kind: some fixed, others one a line in a file, where lines that begin with # are comments."""
+    """Keys of one kind: some fixed, others one a line in a file, where lines that begin with # are comments.
+
+    A key that nobody could send would leave its owner outside, or the server open, so it is refused.
+    """
 
     def __init__(self, fixed: Iterable[str], path: str | None) -> None:
-        """Read the file, if there is one; ConfigError when it cannot be read or holds no key."""
-        self._fixed = {_digest(key) for key in fixed if key}
-        self._path = Path(path) if path else None
+        """Read the file, if there is one; ConfigError when it cannot be read, holds no key, or one that is none."""
+        self._fixed = {_digest(_checked(key, "an API key")) for key in fixed}
+        self._path = None if path is None else Path(path)
         self._from_file: set[bytes] = set()
         self._stamp: tuple[int, int] | None = None
         self._checked = 0.0
@@ -70,14 +73,27 @@ class KeyRing:
     def _read(self, path: Path, *, must: bool = False) -> None:
         try:
             stat = path.stat()
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: the key file cannot be read: {error}") from None
-        keys = {line.strip() for line in lines if line.strip() and not line.startswith("#")}
+        keys = {
+            _checked(line, f"{path}, line {number}")
+            for number, line in enumerate(lines, 1)
+            if line and not line.startswith("#")
+        }
         if must and not keys:
             raise ConfigError(f"{path}: holds no key; needed: one a line")
         self._from_file = {_digest(key) for key in keys}
         self._stamp = (stat.st_mtime_ns, stat.st_size)
+
+
+def _checked(key: str, where: str) -> str:
+    """Return a key as it is; the message of the ConfigError does not repeat it."""
+    if not key:
+        raise ConfigError(f"{where} is empty; needed: a key, or none at all")
+    if not (key.isascii() and key.isprintable() and " " not in key):
+        raise ConfigError(f"{where} cannot be sent in a header; needed: printable ASCII without spaces")
+    return key
 
 
 def _digest(key: str) -> bytes:

@@ -38,7 +38,7 @@ async def create_chat(service: Service, request: Request, body: ChatRequest) -> 
     identity = Identity.new("chatcmpl", request.state.request_id, model)
     choices = choices_of(service, body, identity, [prompt.tokens], wishes)
     ticket = Ticket(service, identity, request.state.key, [len(prompt.tokens)])
-    reply = ChatReply(service, body, identity)
+    reply = ChatReply(service, body, identity, prompt.tokens)
     return await answer(request, ticket, body, choices, reply)
 
 
@@ -72,14 +72,17 @@ class _Whole:
     calls: list[dict[str, Any]] = field(default_factory=list)
     arguments: list[list[str]] = field(default_factory=list)
     scored: list[ScoredToken] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
     end: dict[str, Any] = field(default_factory=dict)
 
 
 class ChatReply:
     """Writes one chat's response."""
 
-    def __init__(self, service: Service, body: ChatRequest, identity: Identity) -> None:
+    def __init__(self, service: Service, body: ChatRequest, identity: Identity, prompt: Sequence[int]) -> None:
         """Begin with nothing written."""
+        self._prompt_ids = {"prompt_token_ids": list(prompt)} if body.return_token_ids else {}
+        self._has_ids = body.return_token_ids
         self._vocabulary = service.text.tokenizer.vocabulary
         self._reasoning_fields = service.config.reasoning_fields if body.include_reasoning else ()
         self._has_logprobs = body.logprobs
@@ -103,6 +106,12 @@ class ChatReply:
             choice["logprobs"] = chat_logprobs(self._vocabulary, step.scored)
         if step.finish is not None:
             chunks.append(self._chunk(index, {}, _end(step)))
+        if self._has_ids and step.tokens:
+            chunks = chunks or [self._chunk(index, {})]
+            chunks[0]["choices"][0]["token_ids"] = step.tokens
+        if chunks:
+            chunks[0] |= self._prompt_ids
+            self._prompt_ids = {}
         return chunks
 
     def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
@@ -113,6 +122,7 @@ class ChatReply:
         """Take a step of a response that is sent whole."""
         whole = self._whole[step.choice.index]
         whole.scored += step.scored
+        whole.tokens += step.tokens
         for each in step.events:
             match each:
                 case Reasoning(text):
@@ -132,7 +142,7 @@ class ChatReply:
     def whole(self, usage: dict[str, Any]) -> dict[str, Any]:
         """Return the whole response."""
         choices = [self._choice(index, whole) for index, whole in sorted(self._whole.items())]
-        return {**self._head, "object": "chat.completion", "choices": choices, "usage": usage}
+        return {**self._head, "object": "chat.completion", "choices": choices, **self._prompt_ids, "usage": usage}
 
     def _choice(self, index: int, whole: _Whole) -> dict[str, Any]:
         content = "".join(whole.content)
@@ -144,7 +154,8 @@ class ChatReply:
                 call["function"]["arguments"] = "".join(arguments)
             message["tool_calls"] = whole.calls
         logprobs = chat_logprobs(self._vocabulary, whole.scored) if self._has_logprobs else None
-        return {"index": index, "message": message, "logprobs": logprobs, **whole.end}
+        ids = {"token_ids": whole.tokens} if self._has_ids else {}
+        return {"index": index, "message": message, "logprobs": logprobs, **ids, **whole.end}
 
     def _chunk(self, index: int, delta: dict[str, Any], end: dict[str, Any] | None = None) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "finish_reason": None, **(end or {})}

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from runtime.parsing import CallEnd, Content, Event, Parser, Reasoning
 from runtime.parsing.find import Finder, Hit
-from runtime.request import FinishReason, Output, Request, TokenLogprobs
-from runtime.server.errors import ApiError, server_error, timed_out, unavailable
+from runtime.request import CONSTRAINT_FAILED, FinishReason, Output, Request, TokenLogprobs
+from runtime.server.errors import ApiError, invalid, server_error, timed_out, unavailable
 
 if TYPE_CHECKING:
     from runtime.engine import AsyncEngine
@@ -31,9 +31,10 @@ class ScoredToken:
 
 @dataclass
 class Step:
-    """What a choice gained at once; `finish` with the last of it."""
+    """What a choice gained at once; `finish` with the last of it. `tokens`: all of them, markers and ends too."""
 
     choice: Choice
+    tokens: list[int] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     scored: list[ScoredToken] = field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
@@ -74,6 +75,7 @@ class Choice:
         self.cached_tokens = max(self.cached_tokens, output.cached_tokens)
         for idx, token in enumerate(output.tokens):
             self.tokens += 1
+            step.tokens.append(token)
             is_end = output.stop_id is not None and idx == len(output.tokens) - 1
             if is_end and not (self._rules.include and token in self.request.stopping.stop_ids):
                 break
@@ -117,6 +119,11 @@ class Choice:
 
     def _end(self, output: Output, step: Step) -> None:
         match output.finish:
+            case FinishReason.ERROR if output.error == CONSTRAINT_FAILED:
+                raise invalid(
+                    "the form cannot be followed to its end: it is too large, or leads where nothing fits",
+                    code="invalid_schema",
+                )
             case FinishReason.ERROR:
                 raise server_error(output.error or "the engine failed on this request")
             case FinishReason.TIMEOUT:
@@ -152,6 +159,7 @@ class Run:
         self.choices = choices
         self._engine, self._first_token_s, self._on_tokens = engine, first_token_s, on_tokens
         self._streams = []
+        engine.check_room(len(choices))
         try:
             for choice in choices:
                 self._streams.append(engine.generate(choice.request))

@@ -84,6 +84,7 @@ def _checked(service: Service, prompts: Sequence[Sequence[int]]) -> list[Sequenc
 class _Whole:
     text: list[str] = field(default_factory=list)
     scored: list[tuple[int, TokenLogprobs | None]] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
     end: dict[str, Any] = field(default_factory=dict)
 
 
@@ -107,11 +108,14 @@ class CompletionReply:
     def chunks(self, step: Step) -> list[dict[str, Any]]:
         """Return the stream's chunks for a step."""
         index = step.choice.index
+        is_first = index not in self._started
         text, scored = self._gained(step)
         chunks: list[dict[str, Any]] = []
-        if text or scored:
+        ids = self._ids(index, step.tokens, is_first=is_first)
+        if text or scored or ids:
             logprobs = self._logprobs[index].take(scored) if self._body.logprobs is not None else None
-            chunks.append(self._chunk({"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}))
+            choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None, **ids}
+            chunks.append(self._chunk(choice))
         if step.finish is not None:
             chunks.append(self._chunk({"index": index, "text": "", "logprobs": None, **_end(step)}))
         return chunks
@@ -126,6 +130,7 @@ class CompletionReply:
         text, scored = self._gained(step)
         whole.text.append(text)
         whole.scored += scored
+        whole.tokens += step.tokens
         if step.finish is not None:
             whole.end = _end(step)
 
@@ -137,11 +142,19 @@ class CompletionReply:
                 "index": index,
                 "text": "".join(whole.text),
                 "logprobs": self._logprobs[index].take(whole.scored) if has_logprobs else None,
+                **self._ids(index, whole.tokens, is_first=True),
                 **whole.end,
             }
             for index, whole in sorted(self._whole.items())
         ]
         return {**self._head, "choices": choices, "usage": usage}
+
+    def _ids(self, index: int, tokens: list[int], *, is_first: bool) -> dict[str, list[int]]:
+        """What return_token_ids adds; the prompt's come once."""
+        if not self._body.return_token_ids:
+            return {}
+        prompt = {"prompt_token_ids": list(self._prompts[index // self._body.n])} if is_first else {}
+        return prompt | ({"token_ids": tokens} if tokens or is_first else {})
 
     def _gained(self, step: Step) -> tuple[str, list[tuple[int, TokenLogprobs | None]]]:
         """Text and scored tokens of a step; an echoed prompt comes before the first."""

@@ -10,21 +10,32 @@ from pathlib import Path
 from pydantic import Field
 
 from megakernel.config import Frozen, parse, read_toml
+from runtime.server.fields import MOST_BIASES
 
 
 class Limits(Frozen):
-    """What one request, or one key, may ask for; sizes are checked before anything is computed."""
+    """What one request, or one key, may ask for; sizes are checked before anything is computed.
+
+    `body_objects` counts lists too. `grammar_bytes` and `grammar_rules` are those of grammars, expressions and choices,
+    `template_bytes` of chat_template_kwargs.
+    """
 
     body_bytes: int = Field(default=4 * 2**20, gt=0)
+    body_objects: int = Field(default=2**15, gt=0)
     messages: int = Field(default=4096, gt=0)
     prompts: int = Field(default=64, gt=0)
     tools: int = Field(default=512, gt=0)
     schema_bytes: int = Field(default=512 * 2**10, gt=0)
     schema_depth: int = Field(default=32, gt=0, le=100)
+    schema_properties: int = Field(default=1000, gt=0)
+    grammar_bytes: int = Field(default=32 * 2**10, gt=0)
+    grammar_rules: int = Field(default=500, gt=0)
+    template_bytes: int = Field(default=64 * 2**10, gt=0)
     stops: int = Field(default=16, ge=0)
     stop_chars: int = Field(default=1024, gt=0)
     stop_token_ids: int = Field(default=128, ge=0)
-    logit_biases: int = Field(default=1024, ge=0)
+    logit_biases: int = Field(default=1024, ge=0, le=MOST_BIASES)
+    bad_words: int = Field(default=128, ge=0)
     choices: int = Field(default=16, gt=0)
     logprobs: int = Field(default=20, ge=0)
     output_tokens: int | None = Field(default=None, gt=0)
@@ -34,13 +45,14 @@ class Limits(Frozen):
 class Waits(Frozen):
     """Seconds. `first_token_s` includes the queue; `drain_s` is how long running requests may go on after SIGTERM.
 
-    `stalled_s`: how long a client may read nothing of its stream.
+    `stalled_s`: how long a client may read nothing of its stream. `form_s`: how long a grammar may take to be built.
     """
 
     first_token_s: float = Field(default=600.0, gt=0)
     total_s: float = Field(default=3600.0, gt=0)
     keep_alive_s: float = Field(default=15.0, gt=0)
     stalled_s: float = Field(default=60.0, gt=0)
+    form_s: float = Field(default=10.0, gt=0)
     drain_s: float = Field(default=30.0, ge=0)
 
 

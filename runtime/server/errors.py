@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from runtime.request import PromptTooLongError, QueueFullError, RefusedError, UnavailableError
-from runtime.server.protocol import RULE
+from runtime.server.fields import RULE
 
 RETRY_SECONDS = 5
 """How long a client is asked to wait for a server that loads, drains or has died: a restart, by a supervisor."""

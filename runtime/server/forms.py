@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from runtime.constraints import (
     GrammarError,
-    Grammars,
     Rule,
     Staged,
     ThinkingStage,
+    Together,
     ToolSpec,
+    Vetoes,
     answer_grammar,
+    mask_of,
     mask_without,
 )
 from runtime.constraints.stages import Stage
@@ -26,22 +30,22 @@ from runtime.constraints.tags import structural_tag
 from runtime.parsing import DIALECTS, Dialect, Thinking
 from runtime.request import Constraint
 from runtime.server.config import Limits
-from runtime.server.errors import ApiError, invalid
+from runtime.server.errors import ApiError, invalid, unavailable
 from runtime.server.protocol import ChatRequest, NamedTool, Sampling, StructuredOutputs
 from runtime.server.requests import at_most
 from runtime.server.service import Service
 
+T = TypeVar("T")
 MakeConstraint = Callable[[], Constraint]
+_RULE = re.compile(r"[ \t]*[?!]?\w[^:]*:")
 PLAIN_DIALECT = DIALECTS["plain"]
 
 
 async def text_constraint(service: Service, body: Sampling) -> MakeConstraint | None:
     """Return what makes the constraint of a text completion, None where it has none."""
-    rule = _answer_rule(service, body)
-    if rule is None:
-        return None
-    grammar = answer_grammar(PLAIN_DIALECT, service.text.tokenizer.vocabulary, answer=rule)
-    return await _compiled(service, grammar, {_form_param(body): [rule]}, list)
+    if body.form is None:
+        return make_vetoes(service, body)
+    return await off_loop(service, lambda: _with_vetoes(service, body, _text_form(service, body)))
 
 
 async def chat_constraint(service: Service, body: ChatRequest, prompt: Sequence[int]) -> MakeConstraint | None:
@@ -49,6 +53,50 @@ async def chat_constraint(service: Service, body: ChatRequest, prompt: Sequence[
 
     A form begins after thinking. Tools are enforced where a call is required, or where one of them is strict.
     """
+    if body.form is None and not body.tools:
+        return _with_vetoes(service, body, _chat_form(service, body, prompt))
+    return await off_loop(service, lambda: _with_vetoes(service, body, _chat_form(service, body, prompt)))
+
+
+async def off_loop(service: Service, build: Callable[[], T]) -> T:
+    """Return what `build` makes, on one of few threads, so that grammars never take all of the machine."""
+    building = asyncio.get_running_loop().run_in_executor(service.form_threads, build)
+    try:
+        return await asyncio.wait_for(building, service.config.waits.form_s)
+    except TimeoutError:
+        raise unavailable("the server has too many grammars to build") from None
+
+
+def _with_vetoes(service: Service, body: Sampling, form: Form) -> MakeConstraint | None:
+    """Hold a form, a thinking budget and vetoes together, where that can be done."""
+    vetoes = make_vetoes(service, body)
+    if vetoes is None or form.make is None:
+        return vetoes or form.make
+    if form.has_grammar or body.allowed_token_ids is not None:
+        name, other = ("bad_words", "a form or an enforced call") if body.allowed_token_ids is None else (
+            "allowed_token_ids", "a form, an enforced call or a thinking budget")  # fmt: skip
+        raise invalid(f"{name} cannot be held together with {other}", name)
+    make = form.make
+    return lambda: Together([make(), vetoes()])
+
+
+@dataclass(frozen=True)
+class Form:
+    """What makes a constraint, None where nothing is constrained; `has_grammar`: it may leave few ids or one."""
+
+    make: MakeConstraint | None
+    has_grammar: bool = False
+
+
+def _text_form(service: Service, body: Sampling) -> Form:
+    rule = _answer_rule(service, body)
+    if rule is None:
+        return Form(None)
+    grammar = answer_grammar(PLAIN_DIALECT, service.text.tokenizer.vocabulary, answer=rule)
+    return _compiled(service, grammar, {_form_param(body): [rule]}, list)
+
+
+def _chat_form(service: Service, body: ChatRequest, prompt: Sequence[int]) -> Form:
     dialect, vocabulary = service.text.dialect, service.text.tokenizer.vocabulary
     template = service.text.template
     thinking = dialect.thinking_after(vocabulary, prompt, template.source if template else "")
@@ -58,37 +106,54 @@ async def chat_constraint(service: Service, body: ChatRequest, prompt: Sequence[
     budget = body.thinking_token_budget
     make_stages = partial(_thinking_stages, service, dialect, thinking, budget, has_grammar=has_grammar)
     if not has_grammar:
-        return (lambda: Staged(make_stages(), ends=False)) if make_stages() else None
+        return Form((lambda: Staged(make_stages(), ends=False)) if make_stages() else None)
     parallel = body.parallel_tool_calls and not isinstance(body.tool_choice, NamedTool)
     try:
         grammar = answer_grammar(dialect, vocabulary, answer=rule, tools=tools, must_call=must_call, parallel=parallel)
         rules = {_form_param(body): [rule] if rule else [], "tools": [each.rule() for each in tools]}
     except GrammarError as error:
         raise invalid_schema(error, "tools") from None
-    return await _compiled(service, grammar, rules, make_stages)
+    return _compiled(service, grammar, rules, make_stages)
 
 
-async def _compiled(
+def _compiled(
     service: Service, grammar: str, rules: Mapping[str, Sequence[Rule]], make_stages: Callable[[], list[Stage]]
-) -> MakeConstraint:
-    """Compile off the loop; `rules` are the parts of the grammar by the parameter that brought them."""
-
-    def compile_all() -> Grammars:
-        grammars = service.grammars()
-        for param, parts in rules.items():
-            try:
-                for rule in parts:
-                    grammars.check(rule)
-            except GrammarError as error:
-                raise invalid_schema(error, param) from None
+) -> Form:
+    """Compile a grammar; `rules` are its parts by the parameter that brought them."""
+    grammars = service.grammars()
+    for param, parts in rules.items():
         try:
-            grammars.compile(grammar)
+            for rule in parts:
+                grammars.check(rule)
         except GrammarError as error:
-            raise invalid_schema(error, next(iter(rules))) from None
-        return grammars
+            raise invalid_schema(error, param) from None
+    try:
+        stage = grammars.compile(grammar)
+    except GrammarError as error:
+        raise invalid_schema(error, next(param for param, parts in rules.items() if parts)) from None
+    return Form(lambda: Staged([*make_stages(), stage.copy()], ends=True), has_grammar=True)
 
-    grammars = await asyncio.to_thread(compile_all)
-    return lambda: Staged([*make_stages(), grammars.compile(grammar)], ends=True)
+
+def make_vetoes(service: Service, body: Sampling) -> MakeConstraint | None:
+    """Return what makes the constraint of allowed_token_ids and bad_words, None without them."""
+    text, ids, words = service.text, body.allowed_token_ids, body.bad_words
+    if ids is None and not words:
+        return None
+    size = -(-text.vocab_size // 32)
+    if ids is None:
+        allowed = mask_without((), text.tokenizer.size, size)
+    elif words:
+        raise invalid("allowed_token_ids and bad_words exclude each other", "bad_words")
+    elif max(ids) >= text.tokenizer.size:
+        raise invalid(f"allowed_token_ids has {max(ids)}; ids are below {text.tokenizer.size}", "allowed_token_ids")
+    else:
+        allowed = mask_of(ids, size)
+    at_most("bad_words", len(words), service.config.limits.bad_words, "words")
+    at_most("bad_words", max(map(len, words), default=0), service.config.limits.stop_chars, "characters a word")
+    # a word is another token at the beginning of a text than behind a space
+    spellings = {spelling for word in words for spelling in (word, f" {word.lstrip()}")}
+    banned = [tuple(text.tokenizer.encode_plain(spelling)) for spelling in sorted(spellings)]
+    return lambda: Vetoes(allowed, banned)
 
 
 def _thinking_stages(
@@ -157,16 +222,24 @@ def _form_param(body: Sampling) -> str:
 def _other_rule(other: StructuredOutputs, limits: Limits, markers: Collection[str]) -> Rule:
     if other.json_object:
         return Rule.schema({"type": "object"})
+    for given in (other.json_, other.structural_tag):
+        if isinstance(given, str):
+            at_most("structured_outputs", len(given), limits.schema_bytes, "characters")
     if other.json_ is not None:
         return _schema_rule(_as_object(other.json_), limits, "structured_outputs")
     if other.structural_tag is not None:
         tag = _as_object(other.structural_tag)
         check_schema(tag, limits, "structured_outputs")
         return structural_tag(tag, markers)
-    at_most("structured_outputs", len(json.dumps(other.model_dump())), limits.schema_bytes, "bytes")
+    given = " | ".join(other.choice or ()) or other.regex or other.grammar or ""
+    at_most("structured_outputs", len(given.encode()), limits.grammar_bytes, "bytes")
     if other.choice is not None:
         return Rule.choice(other.choice)
-    return Rule.regex(other.regex) if other.regex is not None else Rule.grammar(other.grammar or "")
+    if other.regex is not None:
+        return Rule.regex(other.regex)
+    rules = sum(_RULE.match(line) is not None for line in given.splitlines())
+    at_most("structured_outputs", rules, limits.grammar_rules, "rules")
+    return Rule.grammar(given)
 
 
 def _as_object(value: str | dict[str, Any]) -> dict[str, Any]:
@@ -188,27 +261,32 @@ def _schema_rule(schema: dict[str, Any], limits: Limits, param: str) -> Rule:
 
 def check_schema(schema: dict[str, Any], limits: Limits, param: str) -> None:
     """Refuse a schema that is larger or deeper than the operator allows."""
-    depth = _depth(schema)
+    depth, properties = _extent(schema)
     if depth > limits.schema_depth:
         raise invalid(f"the schema is nested {depth} deep; the limit is {limits.schema_depth}", param, "invalid_schema")
+    if properties > limits.schema_properties:  # the work grows by the square of one object's
+        message = f"the schema has an object with {properties} properties; the limit is {limits.schema_properties}"
+        raise invalid(message, param, "invalid_schema")
     size = len(json.dumps(schema))
     if size > limits.schema_bytes:
         raise invalid(f"the schema has {size} bytes; the limit is {limits.schema_bytes}", param, "invalid_schema")
 
 
-def _depth(value: object) -> int:
-    depth, level = 0, [value]
+def _extent(value: object) -> tuple[int, int]:
+    """How deep plain data is nested, and how many keys the largest object has."""
+    depth, most, level = 0, 0, [value]
     while level:
         depth += 1
-        level = [
-            inner
-            for each in level
-            if isinstance(each, (dict, list))
-            for inner in (
-                cast("dict[str, object]", each).values() if isinstance(each, dict) else cast("list[object]", each)
-            )
-        ]
-    return depth
+        inner: list[object] = []
+        for each in level:
+            if isinstance(each, dict):
+                table = cast("dict[str, object]", each)
+                most = max(most, len(table))
+                inner += table.values()
+            elif isinstance(each, list):
+                inner += cast("list[object]", each)
+        level = inner
+    return depth, most
 
 
 def invalid_schema(error: GrammarError, param: str) -> ApiError:

@@ -29,8 +29,18 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
+def trace(error: BaseException) -> dict[str, str]:
+    """Return what a log may say of an error that a request met: kind and place, but no message, which may quote."""
+    return {"error": type(error).__name__, "trace": "".join(traceback.format_tb(error.__traceback__))}
+
+
 def start_logging(level: int = logging.INFO) -> None:
-    """Send all logs to stderr as JSON, uvicorn's too; its access log is off, ours says more."""
+    """Send all logs to stderr as JSON, those of libraries too; uvicorn's access log is off, ours says more."""
+    from transformers.utils import logging as library  # noqa: PLC0415 - it brings torch along
+
+    library.disable_default_handler()
+    library.enable_propagation()
+    logging.captureWarnings(capture=True)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)

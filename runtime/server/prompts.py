@@ -6,35 +6,46 @@ Owns the plain form of messages: contents are text, past arguments are objects, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
+from runtime.server.bodies import count_containers
 from runtime.server.errors import invalid
 from runtime.server.protocol import ChatRequest, Message, Text, Tool, ToolCall
+from runtime.server.requests import at_most
 from runtime.server.service import Service
 from runtime.server.template import ChatTemplate, Prompt, TemplateError
 
+_SWITCHES = ("enable_thinking", "thinking", "reasoning")
+"""Names under which other models' templates are told whether to think."""
 _INLINE_CHARS = 20_000
 """Texts up to this size are encoded on the loop, in about a millisecond; longer ones on a thread."""
 
 
 async def render_chat(service: Service, body: ChatRequest) -> Prompt:
     """Return the prompt of a chat."""
-    variables = dict(cast("dict[str, Any]", body.chat_template_kwargs))
-    if body.reasoning_effort == "none":
-        variables |= dict(service.text.dialect.reasoning_off)
-    elif body.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", body.reasoning_effort)
     return await render_messages(
         service,
         body.messages,
         body.tools,
-        variables,
+        template_variables(service, body.chat_template_kwargs, body.reasoning_effort),
         add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
         continue_final_message=body.continue_final_message,
     )
+
+
+def template_variables(service: Service, given: Mapping[str, Any], effort: str | None = None) -> dict[str, Any]:
+    """Return what a template is told besides messages: thinking is switched off in the dialect's own words."""
+    variables = dict(given)
+    at_most("chat_template_kwargs", len(to_json(variables)), service.config.limits.template_bytes, "bytes")
+    if effort == "none" or any(variables.get(name) is False for name in _SWITCHES):
+        variables |= dict(service.text.dialect.reasoning_off)
+    elif effort is not None:
+        variables.setdefault("reasoning_effort", effort)
+    return variables
 
 
 async def render_messages(
@@ -50,7 +61,7 @@ async def render_messages(
     template = service.text.template
     if template is None:
         raise invalid("this model has no chat template; use /v1/completions", "messages")
-    plain = [_plain(message, place, template) for place, message in enumerate(messages)]
+    plain = [_plain(message, template, service.config.limits.body_objects) for message in messages]
     declared = [_declared(tool) for tool in tools] or None
 
     def render() -> Prompt:
@@ -74,7 +85,7 @@ def joined(text: Text) -> str:
     return text if isinstance(text, str) else "\n".join(part.text or part.refusal for part in text)
 
 
-def _plain(message: Message, place: int, template: ChatTemplate) -> dict[str, Any]:
+def _plain(message: Message, template: ChatTemplate, objects: int) -> dict[str, Any]:
     role = message.role
     if role == "developer" and "developer" not in template.source:
         role = "system"  # templates that do not know the newer role would drop the message
@@ -85,24 +96,28 @@ def _plain(message: Message, place: int, template: ChatTemplate) -> dict[str, An
     if thought:
         plain |= {"reasoning": thought, "reasoning_content": thought}
     if message.tool_calls:
-        plain["tool_calls"] = [_call(call, f"messages.{place}") for call in message.tool_calls]
+        plain["tool_calls"] = [_call(call, objects) for call in message.tool_calls]
     if role == "tool":
         plain["tool_call_id"] = message.tool_call_id or ""
     return plain
 
 
-def _call(call: ToolCall, where: str) -> dict[str, Any]:
-    """A past call with its arguments as an object; templates dump them again."""
+def _call(call: ToolCall, objects: int) -> dict[str, Any]:
+    """A past call with its arguments as an object, which templates dump again.
+
+    What is no object stays what it is: a model may have written it, and the client can only send it back.
+    """
     arguments: object = call.function.arguments
     if isinstance(arguments, str):
-        try:
+        at_most(
+            "messages",
+            count_containers(arguments.encode(), objects),
+            objects,
+            "objects and lists in a call's arguments",
+        )
+        with suppress(ValueError):
             arguments = from_json(arguments, allow_inf_nan=False) if arguments.strip() else {}
-        except ValueError:
-            arguments = None
-        arguments = {} if arguments is None and call.function.arguments == "null" else arguments
-        if not isinstance(arguments, dict):
-            name = call.function.name
-            raise invalid(f"{where}: the arguments of {name!r} are not a JSON object", f"{where}.tool_calls")
+        arguments = {} if arguments is None else arguments
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
 
 

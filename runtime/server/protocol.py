@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
-RULE = "rule"
-"""Type of the errors that say themselves which parameter is meant."""
+from runtime.server.fields import (
+    MOST_BIASES,
+    Count,
+    Items,
+    Strings,
+    TokenId,
+    refuse_what_would_be_lost,
+    rule,
+)
 
-
-def rule(param: str, message: str) -> PydanticCustomError:
-    """Return the error of a rule about several fields, `param` among them."""
-    return PydanticCustomError(RULE, "{message}", {"message": message, "param": param})
+_ID_DIGITS = 10
 
 
 def _drop_nulls(data: Any) -> Any:  # noqa: ANN401 - whatever the client sent
@@ -44,7 +47,7 @@ class TextPart(Body):
     refusal: str = ""
 
 
-Text = str | list[TextPart]
+Text = str | Items[TextPart]
 
 
 class FunctionCall(Body):
@@ -71,7 +74,7 @@ class Message(Body):
     reasoning: str | None = None
     reasoning_content: str | None = None
     thinking: str | None = None
-    tool_calls: list[ToolCall] = []
+    tool_calls: Items[ToolCall] = []
     tool_call_id: str | None = None
 
 
@@ -120,8 +123,8 @@ class ResponseFormat(Body):
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
-    structures: list[TagStructure] | None = None
-    triggers: list[str] | None = None
+    structures: Items[TagStructure] | None = None
+    triggers: Items[str] | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> ResponseFormat:
@@ -146,7 +149,7 @@ class StructuredOutputs(Body):
     json_: str | dict[str, JsonValue] | None = Field(alias="json", default=None)
     json_object: bool | None = None
     regex: str | None = None
-    choice: list[str] | None = Field(default=None, min_length=1)
+    choice: Items[str] | None = Field(default=None, min_length=1)
     grammar: str | None = None
     structural_tag: str | dict[str, JsonValue] | None = None
 
@@ -166,49 +169,51 @@ class StreamOptions(Body):
     continuous_usage_stats: bool = False
 
 
-def _one_or_many(value: Any) -> Any:  # noqa: ANN401 - whatever the client sent
-    return [value] if isinstance(value, str) else value
-
-
-TokenId = Annotated[int, Field(ge=0)]
-Strings = Annotated[list[Annotated[str, Field(min_length=1)]], BeforeValidator(_one_or_many)]
-
-
 class Sampling(Body):
     """What both generation routes have in common. Fields that are None take the model's default."""
 
     model: str | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1)
+    top_k: int | None = Field(default=None, ge=-1, lt=2**63)
     min_p: float | None = Field(default=None, ge=0, le=1)
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=100)
     logit_bias: dict[str, float] = {}
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    n: int = Field(default=1, ge=1)
-    max_tokens: int | None = Field(default=None, ge=0)
-    max_completion_tokens: int | None = Field(default=None, ge=0)
-    min_tokens: int = Field(default=0, ge=0)
+    n: int = Field(default=1, ge=1, lt=2**63)
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    min_tokens: Count = 0
     stop: Strings = []
-    stop_token_ids: list[TokenId] = []
+    stop_token_ids: Items[TokenId] = []
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    allowed_token_ids: Annotated[Items[TokenId], Field(min_length=1)] | None = None
+    bad_words: Items[Annotated[str, Field(min_length=1)]] = []
+    return_token_ids: bool = False
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputs | None = None
     response_format: ResponseFormat | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    priority: int = 0
+    priority: int = Field(default=0, ge=-(2**63), lt=2**63)
     cache_salt: str = Field(default="", max_length=256)
     user: str | None = None
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _few_biases(cls, biases: Any) -> Any:  # noqa: ANN401 - whatever the client sent
+        if isinstance(biases, dict) and len(biases) > MOST_BIASES:
+            raise ValueError(f"has {len(biases)} ids; at most {MOST_BIASES} are read")
+        return biases
 
     @field_validator("logit_bias")
     @classmethod
     def _bias_range(cls, biases: dict[str, float]) -> dict[str, float]:
         for token, bias in biases.items():
-            if not (token.isascii() and token.isdigit()):
+            if not (token.isascii() and token.isdigit() and len(token) <= _ID_DIGITS):
                 raise ValueError(f"the key {token[:40]!r} is not a token id")
             if not -100 <= bias <= 100:
                 raise ValueError(f"the bias of {token} is {bias}; needed: -100 to 100")
@@ -233,11 +238,13 @@ class Sampling(Body):
     @classmethod
     def _refuse_what_would_be_lost(cls, data: Any) -> Any:  # noqa: ANN401 - whatever the client sent
         """Fields by which other servers constrain or extend an answer: ignoring them would break a promise."""
-        for name, instead in _ELSEWHERE.items():
-            value = data.get(name) if isinstance(data, dict) else None
-            if value and not (name == "best_of" and value == data.get("n", 1)):
-                raise rule(name, f"{name} is not supported{instead}")
+        refuse_what_would_be_lost(data)
         return data
+
+    @property
+    def form(self) -> StructuredOutputs | ResponseFormat | None:
+        """What the answer is held to."""
+        return self.structured_outputs or self.response_format
 
     @property
     def token_limit(self) -> int | None:
@@ -245,31 +252,18 @@ class Sampling(Body):
         return self.max_tokens if self.max_tokens is not None else self.max_completion_tokens
 
 
-_ELSEWHERE = {
-    "guided_json": "; use structured_outputs.json",
-    "guided_regex": "; use structured_outputs.regex",
-    "guided_choice": "; use structured_outputs.choice",
-    "guided_grammar": "; use structured_outputs.grammar",
-    "best_of": "",
-    "use_beam_search": "",
-    "suffix": "",
-    "functions": "; use tools",
-    "function_call": "; use tool_choice",
-}
-
-
 class ChatRequest(Sampling):
     """The body of /v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1)
-    tools: list[Tool] = Field(default=[])
+    messages: Items[Message] = Field(min_length=1)
+    tools: Items[Tool] = []
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
     logprobs: bool = False
-    top_logprobs: int | None = Field(default=None, ge=0)
+    top_logprobs: Count | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     include_reasoning: bool = True
-    thinking_token_budget: int | None = Field(default=None, ge=0)
+    thinking_token_budget: Count | None = None
     chat_template_kwargs: dict[str, JsonValue] = {}
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -297,7 +291,7 @@ class ChatRequest(Sampling):
         return self
 
 
-Prompts = str | list[TokenId] | list[str] | list[list[TokenId]]
+Prompts = str | Items[TokenId] | Items[str] | Items[Items[TokenId]]
 
 
 class CompletionRequest(Sampling):
@@ -305,7 +299,7 @@ class CompletionRequest(Sampling):
 
     prompt: Prompts
     echo: bool = False
-    logprobs: int | None = Field(default=None, ge=0)
+    logprobs: Count | None = None
     add_special_tokens: bool = True
 
 
@@ -314,8 +308,8 @@ class TokenizeRequest(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
-    tools: list[Tool] = []
+    messages: Items[Message] | None = None
+    tools: Items[Tool] = []
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False
@@ -332,7 +326,7 @@ class DetokenizeRequest(Body):
     """The body of /detokenize."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Items[TokenId]
 
 
 class AbortRequest(Body):

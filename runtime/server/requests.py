@@ -17,7 +17,7 @@ from runtime.sampling import SamplingParams
 from runtime.server.choices import Choice, StopRules
 from runtime.server.config import Limits
 from runtime.server.errors import invalid, too_long
-from runtime.server.protocol import ChatRequest, Sampling
+from runtime.server.protocol import ChatRequest, Message, Sampling, Tool
 from runtime.server.service import Service
 
 _COLDEST = 1e-5
@@ -52,9 +52,14 @@ def check_limits(body: Sampling, limits: Limits) -> None:
 def check_chat_limits(body: ChatRequest, limits: Limits) -> None:
     """Like `check_limits`, for what only chats have."""
     check_limits(body, limits)
-    at_most("messages", len(body.messages), limits.messages, "messages")
-    at_most("tools", len(body.tools), limits.tools, "tools")
+    check_conversation(body.messages, body.tools, limits)
     at_most("top_logprobs", body.top_logprobs or 0, limits.logprobs)
+
+
+def check_conversation(messages: Sequence[Message], tools: Sequence[Tool], limits: Limits) -> None:
+    """Refuse more messages or tools than the operator allows."""
+    at_most("messages", len(messages), limits.messages, "messages")
+    at_most("tools", len(tools), limits.tools, "tools")
 
 
 def at_most(param: str, found: int, limit: int, what: str = "") -> None:
@@ -99,7 +104,7 @@ def choices_of(
                 constraint=wishes.make_constraint() if wishes.make_constraint else None,
                 priority=body.priority,
                 salt=body.cache_salt,
-                group=f"{identity.id}-{nonce}-{place}" if body.n > 1 else None,
+                group=f"{identity.id}-{nonce}" if body.n * len(prompts) > 1 else None,
                 deadline=deadline,
             )
             choices.append(Choice(index, request, wishes.make_parser(prompt), rules))

@@ -26,6 +26,7 @@ from runtime.server.app import make_app
 from runtime.server.auth import KeyRing
 from runtime.server.checkpoint import load_text
 from runtime.server.config import ServeConfig
+from runtime.server.connection import http_settings
 from runtime.server.loading import load_engine
 from runtime.server.logs import start_logging
 from runtime.server.metrics import Metrics
@@ -43,6 +44,7 @@ _LAST_WORDS_SECONDS = 2.0
 def serve(config: ServeConfig, say: Callable[[str], None]) -> int:
     """Serve until a signal or the engine's end; the exit code. `say` tells a person where the server listens."""
     start_logging()
+    keys, admin_keys = key_rings(config)
     with tempfile.TemporaryDirectory(prefix="counterpoint-demo-") as scratch:
         folder = checkpoint_folder(config, Path(scratch))
         if config.model is None and not config.served_model_name:
@@ -50,7 +52,6 @@ def serve(config: ServeConfig, say: Callable[[str], None]) -> int:
         text = load_text(folder, config)
         metrics = Metrics(text.names[0])
         service = Service(config, text, metrics)
-        keys, admin_keys = key_rings(config)
         if keys.is_empty and config.host not in _LOOPBACK:
             log.warning("clients beyond this machine need no key", extra={"host": config.host})
         bound = _bind(config.host, config.port)
@@ -59,12 +60,8 @@ def serve(config: ServeConfig, say: Callable[[str], None]) -> int:
         say(f"serving {text.names[0]} at http://{host}:{port}")
         application = uvicorn.Config(
             make_app(service, keys, admin_keys),
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            timeout_keep_alive=65,
             timeout_graceful_shutdown=int(_LAST_WORDS_SECONDS),
-            server_header=False,
+            **http_settings(),
         )
         host_process = Host(application, service, lambda: load_engine(folder, config, text, metrics))
         return asyncio.run(host_process.live(bound))
@@ -87,7 +84,11 @@ def key_rings(config: ServeConfig) -> tuple[KeyRing, KeyRing]:
     """Return the API keys and the admin keys, from flags, files and environment."""
 
     def in_environment(name: str) -> list[str]:
-        return [key.strip() for key in os.environ.get(name, "").split(",") if key.strip()]
+        value = os.environ.get(name)
+        keys = [key.strip() for key in (value or "").split(",") if key.strip()]
+        if value is not None and not keys:
+            raise ConfigError(f"{name} is set and holds no key; needed: keys, separated by commas, or no such variable")
+        return keys
 
     keys = KeyRing([*config.api_key, *in_environment(API_KEYS)], config.api_key_file)
     return keys, KeyRing(in_environment(ADMIN_KEYS), config.admin_key_file)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,7 @@ class Service:
     live: dict[str, str] = field(default_factory=dict)
     per_key: dict[str, int] = field(default_factory=dict)
     created: int = field(default_factory=lambda: int(time.time()))
+    form_threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="form"))
     _grammars: Grammars | None = None
 
     @property
@@ -68,7 +70,10 @@ class Service:
     def grammars(self) -> Grammars:
         """Return the compiler of grammars. The first call takes a second for a large vocabulary: not on the loop."""
         if self._grammars is None:
-            self._grammars = Grammars(self.text.tokenizer.json, self.text.vocab_size, self.text.end_ids)
+            tokenizer = self.text.tokenizer
+            self._grammars = Grammars(
+                tokenizer.vocabulary, tokenizer.encode_plain, self.text.vocab_size, self.text.end_ids
+            )
         return self._grammars
 
     def check_model(self, name: str | None) -> str:

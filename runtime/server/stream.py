@@ -18,6 +18,7 @@ from fastapi import Response
 from pydantic_core import to_json
 
 from runtime.server.errors import ApiError, server_error
+from runtime.server.logs import trace
 from runtime.server.replies import respond
 
 if TYPE_CHECKING:
@@ -114,10 +115,10 @@ class EventStream(Response):
             async with aclosing(self._events) as events:
                 async for each in events:
                     await self._send(send, each)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - sent as an event, its place logged
             shown = error if isinstance(error, ApiError) else server_error()
             if shown is not error:
-                log.exception("a stream failed")
+                log.error("a stream failed", extra=trace(error))  # noqa: TRY400 - no texts
             if not self._is_started:
                 raise shown from None
             self._listener.failed(shown)

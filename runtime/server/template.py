@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -32,6 +32,9 @@ _RESERVED = frozenset(
         "continue_final_message", "return_assistant_tokens_mask", "raise_exception", "strftime_now",
     }
 )  # fmt: skip
+
+
+_COMPARED = frozenset({"role", "type", "system", "developer", "user", "assistant", "tool", "function"})
 
 
 class TemplateError(ValueError):
@@ -57,8 +60,7 @@ class ChatTemplate:
         self._recent: OrderedDict[bytes, Prompt] = OrderedDict()
         self._is_timeless = "strftime_now" not in source
         self._lock = Lock()
-        markers = sorted(tokenizer.vocabulary.ids, key=len, reverse=True)
-        self._marker = re.compile("|".join(map(re.escape, markers))) if markers else None
+        self._seams = Seams(tokenizer.vocabulary.ids)
         try:
             self.render([{"role": "user", "content": ""}], None)
         except TemplateError as error:
@@ -99,7 +101,7 @@ class ChatTemplate:
         variables: dict[str, Any] | None = None,
     ) -> Prompt:
         """Render a prompt; TemplateError when the template refuses."""
-        reserved = _RESERVED & set(variables or ())
+        reserved = (_RESERVED | set(self._special_texts)) & set(variables or ())
         if reserved:
             raise TemplateError(f"chat_template_kwargs may not set {min(reserved)!r}")
         switches = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
@@ -118,7 +120,7 @@ class ChatTemplate:
 
     def _render_and_encode(self, given: tuple[Any, Any, Any], switches: dict[str, bool]) -> Prompt:
         splitter = self._splitter(given)
-        messages, tools, variables = _split(given, self._marker, splitter) if splitter else given
+        messages, tools, variables = _split(given, self._seams, splitter) if splitter else given
         text = self._render(messages, tools, {**(variables or {}), **switches})
         if splitter and splitter in text:
             return Prompt(text.replace(splitter, ""), tuple(self._encode_split(text, splitter)))
@@ -138,9 +140,9 @@ class ChatTemplate:
         return rendered[0]
 
     def _splitter(self, given: object) -> str | None:
-        """A character to split markers with that no text has; None where no text has a marker."""
+        """A character to split markers with that no text has; None where no text has a marker or a part of one."""
         texts = list(_texts(given))
-        if self._marker is None or not any(self._marker.search(text) for text in texts):
+        if not any(self._seams.of(text) for text in texts):
             return None
         for splitter in _SPLITTERS:
             if not any(splitter in text for text in texts):
@@ -172,16 +174,48 @@ def _texts(value: object) -> Iterator[str]:
             yield from _texts(item)
 
 
-def _split(value: Any, marker: re.Pattern[str] | None, splitter: str) -> Any:  # noqa: ANN401 - plain data of any kind
-    """The same data with `splitter` behind the first character of every marker text."""
+def _split(value: Any, seams: Seams, splitter: str) -> Any:  # noqa: ANN401 - plain data of any kind
+    """The same data with `splitter` at every seam; words that templates compare with have none."""
     if isinstance(value, str):
-        return marker.sub(lambda found: found[0][0] + splitter + found[0][1:], value) if marker else value
+        if value in _COMPARED:
+            return value
+        pieces, begin = [], 0
+        for seam in seams.of(value):
+            pieces.append(value[begin:seam])
+            begin = seam
+        return splitter.join([*pieces, value[begin:]])
     if isinstance(value, dict):
         table = cast("dict[Any, Any]", value)
-        return {_split(key, marker, splitter): _split(item, marker, splitter) for key, item in table.items()}
+        return {_split(key, seams, splitter): _split(item, seams, splitter) for key, item in table.items()}
     if isinstance(value, (list, tuple)):
-        return [_split(item, marker, splitter) for item in cast("list[Any]", value)]
+        return [_split(item, seams, splitter) for item in cast("list[Any]", value)]
     return value
+
+
+class Seams:
+    """Where a text is split so that no marker is in it, nor made of its end or beginning and what is beside."""
+
+    def __init__(self, markers: Iterable[str]) -> None:
+        """Take the texts of all markers."""
+        longest_first = sorted(markers, key=len, reverse=True)
+        self._marker = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        self._heads = {marker[:size] for marker in longest_first for size in range(1, len(marker))}
+        self._tails = {marker[size:] for marker in longest_first for size in range(1, len(marker))}
+        self._reach = max(map(len, longest_first), default=0)
+
+    def of(self, text: str) -> list[int]:
+        """Return places in the text, in order: behind the first character of what could become a marker."""
+        if self._marker is None or not text:
+            return []
+        found: set[int] = set()
+        match = self._marker.search(text)
+        while match:
+            found.add(match.start() + 1)
+            match = self._marker.search(text, match.start() + 1)
+        sizes = range(1, min(self._reach, len(text) + 1))
+        found |= {len(text) - size + 1 for size in sizes if text[-size:] in self._heads}
+        found |= {0 for size in sizes if text[:size] in self._tails}
+        return sorted(found)
 
 
 def _settings(folder: Path) -> dict[str, Any]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from typing import Any
 
 from fastapi import Request, Response
 
 from runtime.server.completions import encode_prompts
 from runtime.server.errors import invalid
 from runtime.server.logprobs import token_text
-from runtime.server.prompts import render_chat, render_messages
+from runtime.server.prompts import render_chat, render_messages, template_variables
 from runtime.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from runtime.server.replies import Json
-from runtime.server.requests import check_chat_limits, check_limits
+from runtime.server.requests import check_chat_limits, check_conversation, check_limits
 from runtime.server.service import Service
 
 
@@ -26,11 +26,12 @@ async def tokenize(service: Service, _request: Request, body: TokenizeRequest) -
         prompt, special = body.prompt, body.add_special_tokens
         tokens = await asyncio.to_thread(lambda: tokenizer.encode(prompt, add_special_tokens=special))
     else:
+        check_conversation(body.messages, body.tools, service.config.limits)
         rendered = await render_messages(
             service,
             body.messages,
             body.tools,
-            dict(cast("dict[str, Any]", body.chat_template_kwargs)),
+            template_variables(service, body.chat_template_kwargs),
             add_generation_prompt=body.add_generation_prompt,
         )
         tokens = list(rendered.tokens)
@@ -45,7 +46,8 @@ async def detokenize(service: Service, _request: Request, body: DetokenizeReques
     service.check_model(body.model)
     if body.tokens and max(body.tokens) >= service.text.vocab_size:
         raise invalid(f"token id {max(body.tokens)}; ids are below {service.text.vocab_size}", "tokens")
-    return Json({"prompt": service.text.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+    decode = service.text.tokenizer.decode
+    return Json({"prompt": await asyncio.to_thread(decode, body.tokens, skip_special_tokens=False)})
 
 
 async def render_chat_prompt(service: Service, request: Request, body: ChatRequest) -> Response:

@@ -17,6 +17,8 @@ from megakernel.config import ConfigError
 from megakernel.config.canonical import digest
 from runtime.parsing import Vocabulary
 
+_LONG_CHARS = 4096
+
 
 def _bytes_by_char() -> dict[str, int]:
     """The printable stand-ins by which byte-level vocabularies spell bytes."""
@@ -65,19 +67,26 @@ class TextTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Encode text in which added tokens may be written out; `add_special_tokens`: begin as the tokenizer does."""
-        return self._full.encode(text, add_special_tokens=add_special_tokens).ids
+        return _encoded(self._full, text, add_special_tokens=add_special_tokens).ids
 
     def encode_plain(self, text: str) -> list[int]:
         """Encode text in which nothing is a marker."""
-        return self._plain.encode(text, add_special_tokens=False).ids
+        return _encoded(self._plain, text).ids
 
     def spans(self, text: str) -> Encoding:
         """Encode like `encode`, with offsets of tokens in `text`."""
-        return self._full.encode(text, add_special_tokens=False)
+        return _encoded(self._full, text)
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of whole tokens."""
         return self.vocabulary.text_of(tokens, skip_control=skip_special_tokens)
+
+
+def _encoded(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> Encoding:
+    """Encode one text; a long one as a batch, because only batches let other threads run meanwhile."""
+    if len(text) < _LONG_CHARS:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    return tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
 
 def _is_byte_level(decoder: dict[str, Any] | None) -> bool:

@@ -36,6 +36,7 @@ from runtime.engine.backend import Chunk, Result, Row
 from runtime.server.app import make_app
 from runtime.server.auth import KeyRing
 from runtime.server.config import ServeConfig
+from runtime.server.connection import http_settings
 from runtime.server.metrics import Metrics
 from runtime.server.run import Host
 from runtime.server.service import Service
@@ -76,7 +77,7 @@ async def measure(streams: int, interval: float, tokens: int) -> dict[str, float
     backend = Metronome(interval)
     service.engine = engine = AsyncEngine(EngineCore(backend, EngineSettings(prefix_cache=False), metrics))
     app = make_app(service, KeyRing([], None), KeyRing([], None))
-    host = Host(uvicorn.Config(app, lifespan="off", log_config=None, access_log=False), service, lambda: engine)
+    host = Host(uvicorn.Config(app, **http_settings()), service, lambda: engine)
     bound = socket.create_server(("127.0.0.1", 0))
     bound.setblocking(False)
     running = asyncio.ensure_future(host.live(bound))

@@ -45,7 +45,6 @@ async def test_b44_b48_only_liveness_and_readiness_answer_without_a_key():
             "/v1//models",
             "/V1/MODELS",
             "/v1/models/",
-            "/health/",
             "/ready/../v1/models",
             "/nothing",
         ):
@@ -103,6 +102,65 @@ def test_keys_in_a_file_are_read_again_when_it_changes(tmp_path, monkeypatch):
             KeyRing([], str(path))
     with pytest.raises(ConfigError, match="cannot be read"):
         KeyRing([], str(tmp_path / "absent"))
+
+
+def test_a_key_file_as_editors_leave_it(tmp_path):
+    path = tmp_path / "keys"
+    path.write_bytes(b"\xef\xbb\xbfone\r\n\t# not a key\r\n  two\t\r\n   \r\n")
+    ring = KeyRing([], str(path))
+    assert [bool(ring.name_of(key)) for key in ("one", "two", "# not a key", "\t# not a key", "")] == [
+        True, True, False, False, False,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["", "schl\u00fcssel", "two words", "tab\there", "\x7f"])
+def test_a_key_that_nobody_could_send_is_refused_and_not_repeated(key, tmp_path):
+    for make in (lambda: KeyRing(["good", key], None), lambda: KeyRing([], str(tmp_path / "keys"))):
+        (tmp_path / "keys").write_text(f"good\n{key}\n" if key else "", encoding="utf-8")
+        with pytest.raises(ConfigError) as error:
+            make()
+        assert not key or key not in str(error.value)
+
+
+def test_a_file_that_turns_wrong_keeps_the_keys_read_before(tmp_path, monkeypatch, caplog):
+    path = tmp_path / "keys"
+    path.write_text("one\n")
+    ring = KeyRing([], str(path))
+    path.write_text("two\nschl\u00fcssel\n", encoding="utf-8")
+    monkeypatch.setattr("runtime.server.auth.time.monotonic", lambda: 1e9)
+    assert [bool(ring.name_of(key)) for key in ("one", "two")] == [True, False]
+    assert "line 2" in caplog.text
+    assert "schl" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("config", "environment"),
+    [
+        ({"api_key": ("",)}, {}),
+        ({"api_key": ("good", "")}, {}),
+        ({"api_key_file": ""}, {}),
+        ({"admin_key_file": ""}, {}),
+        ({}, {"COUNTERPOINT_API_KEY": ""}),
+        ({}, {"COUNTERPOINT_API_KEY": " , "}),
+        ({}, {"COUNTERPOINT_ADMIN_KEY": ""}),
+    ],
+)
+def test_an_empty_key_opens_nothing(config, environment, monkeypatch):
+    from runtime.server.run import key_rings
+
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError):
+        key_rings(ServeConfig(**config))
+
+
+def test_keys_come_from_flags_and_the_environment(monkeypatch):
+    from runtime.server.run import key_rings
+
+    monkeypatch.setenv("COUNTERPOINT_API_KEY", "one, two")
+    keys, admin_keys = key_rings(ServeConfig(api_key=("three",)))
+    assert all(keys.name_of(key) for key in ("one", "two", "three"))
+    assert admin_keys.is_empty
 
 
 async def test_every_key_is_compared_in_constant_time(monkeypatch):

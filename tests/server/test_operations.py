@@ -102,7 +102,7 @@ async def test_a_full_queue_is_429_with_retry_after():
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_waiting_too_long_is_504_and_running_too_long_ends_with_an_error(stream):
-    waits = Waits(first_token_s=0.1, total_s=60)
+    waits = Waits(first_token_s=1.0, total_s=60)
     config = ServeConfig(waits=waits)
     async with listening(ENDLESS, seconds=0.01, rows=1, config=config) as served, open_stream(served):
         response = await served.client.post(CHAT, json={"messages": USER, "stream": stream})
@@ -164,6 +164,38 @@ async def test_b47_streams_beyond_the_drain_time_end_with_an_error_event_and_que
             assert (found.errors()[0]["code"], found.is_done) == ("unavailable", False)
         response = await queued
         assert (response.status_code, "retry-after" in response.headers) == (503, True)
+
+
+async def test_b47_a_request_that_waits_learns_of_the_drain_at_once():
+    waits = Waits(drain_s=600, keep_alive_s=600)
+    async with (
+        listening(ENDLESS, seconds=0.004, rows=2, config=ServeConfig(waits=waits)) as served,
+        open_stream(served) as one,
+        open_stream(served) as two,
+    ):
+        queued = [
+            asyncio.ensure_future(served.client.post(CHAT, json={"messages": USER, "stream": stream, "n": n}))
+            for stream, n in ((False, 1), (True, 1), (True, 2))
+        ]
+        await until(lambda: served.engine.stats().waiting == 4)
+        served.host.handle_exit(signal.SIGTERM, None)
+        async with asyncio.timeout(3):
+            for response in await asyncio.gather(*queued):
+                assert (response.status_code, error_of(response)["code"]) == (503, "unavailable")
+                assert int(response.headers["retry-after"]) >= 1
+        assert served.engine.stats().running == 2
+        for each in (one, two):
+            assert (await rest(each)).is_done
+
+
+async def test_b47_a_response_of_which_a_part_runs_is_finished_whole():
+    async with listening(thought("") + answered("word " * 20), seconds=0.004, rows=2) as served:
+        posting = asyncio.ensure_future(served.client.post(CHAT, json={"messages": USER, "n": 5}))
+        await until(lambda: served.engine.stats().running == 2)
+        served.host.handle_exit(signal.SIGTERM, None)
+        response = await posting
+        assert response.status_code == 200
+        assert [each["message"]["content"] for each in response.json()["choices"]] == ["word " * 20] * 5
 
 
 async def test_b47_a_second_signal_ends_at_once():
@@ -243,6 +275,19 @@ async def test_metrics_have_the_names_that_routers_read():
         assert await served.metric("counterpoint:http_requests_total", route=CHAT, status="200") == 2
 
 
+async def test_the_server_says_what_it_is():
+    async with serving(answered("ok")) as served:
+        version = (await served.client.get("/version")).json()["version"]
+        info = (await served.client.get("/server_info")).json()
+        assert (info["version"], info["models"], info["rows"], info["is_ready"]) == (
+            version,
+            ["demo", "alias"],
+            8,
+            True,
+        )
+        assert info["limits"] == served.service.config.limits.model_dump()
+
+
 async def test_cached_tokens_are_reported():
     async with serving(answered("b")) as served:
         first, second = [(await served.chat())["usage"]["prompt_tokens_details"]["cached_tokens"] for _ in range(2)]
@@ -310,7 +355,7 @@ async def test_the_process_serves_the_demo_model_and_exits_0_at_once_on_a_second
                 while (await client.get("/ready")).status_code != 503:
                     await asyncio.sleep(0.01)
                 running.process.send_signal(signal.SIGTERM)
-                assert running.process.wait(5) == 0
+                assert running.process.wait(20) == 0
         for line in running.process.stderr.read().splitlines():
             assert "from-" not in line
             json.loads(line)
@@ -327,6 +372,7 @@ async def test_the_process_serves_the_demo_model_and_exits_0_at_once_on_a_second
         (["--parser", "other"], "`parser` is 'other'"),
         (["--max-model-len", "100000"], "the model's window is 8192"),
         (["--api-key-file", "absent"], "cannot be read"),
+        (["--api-key", ""], "an API key is empty"),
         (["--block-size", "7"], "multiple of 8"),
     ],
 )

@@ -111,6 +111,18 @@ def test_b35_prose_before_the_end_of_thinking_is_reasoning_even_when_thinking_wa
     assert (found.reasoning, found.content, found.calls) == ("So I will", "", [("f", "{}")])
 
 
+def test_b35_long_prose_is_an_answer_and_streams_before_any_marker_comes():
+    prose = "This goes on.\n\n" * 40
+    parser = NorthParser(tokenizer().vocabulary, CLOSED, has_tools=True)
+    waiting = 0
+    for token in ids(prose):
+        waiting = 0 if parser.feed(token) else waiting + 1
+        assert waiting <= 256
+    assert north(prose, CLOSED).content == prose
+    found = north(prose + "<|END_THINKING|>" + call_text(("f", {})), CLOSED)
+    assert (found.reasoning, found.content, found.calls) == ("", prose, [("f", "{}")])
+
+
 @pytest.mark.parametrize("rest", ["", "<|START_TEXT|> and more<|END_TEXT|>", call_text(("f", {}))])
 def test_b35_prose_without_any_end_of_thinking_is_content(rest):
     found = north("Just text" + rest, CLOSED)
@@ -189,6 +201,23 @@ def test_a_call_cut_by_the_end_stays_as_far_as_it_came():
     found = north('<|END_THINKING|><|START_ACTION|>[{"tool_name": "f", "parameters": {"a": "lon')
     assert (found.calls, found.ended, found.content) == ([("f", '{"a": "lon')], [], "")
     assert north('<|END_THINKING|><|START_ACTION|>[{"tool_na').content == ""
+    for cut in ('[{"tool_name": "f"', '[{"tool_name": "f", "para', '[{"tool_name": "f", "parameters": '):
+        found = north("<|END_THINKING|><|START_ACTION|>" + cut)
+        assert (found.calls, found.ended) == ([("f", "")], [])
+
+
+@pytest.mark.parametrize("half", ["\\ud83d", "\\ude00", "\\ud83d\\ud83d", "a\\udc00\\ud800b", "\\ud83dx\\ude00"])
+def test_half_a_surrogate_pair_becomes_text_that_can_be_sent(half):
+    for block in (
+        f'[{{"tool_name": "{half}", "parameters": {{"{half}": "{half}"}}}}]',
+        f'[{{"tool_name": "f", "parameters": "{{\\"x\\": \\"{half}\\"}}"}}]',
+        f'[{{"tool_name": "f", "parameters": "{half}"}}]',
+        f'[{{"parameters": "{half}", "{half}": 1}}]',
+    ):
+        found = action(block)
+        for text in (found.reasoning, found.content, *(text for call in found.calls for text in call)):
+            text.encode()
+    assert action('[{"tool_name": "\\ud83d\\ude00"}]').calls == [("\U0001f600", "{}")]
 
 
 def test_arguments_stream_as_they_are_written():

@@ -60,7 +60,6 @@ async def test_b23_an_assistant_turn_without_text_is_kept(turn):
     [
         r'{"messages": [{"role": "user", "content": "\ud83d"}]',
         r'{"messages": [{"role": "user", "content": "x"}, {"role": "tool", "content": "\ud83d"}]',
-        CALLED.replace("ARGUMENTS", r'"{\"x\": \"\\ud83d\"}"'),
         CALLED.replace("ARGUMENTS", r'{"x": "\ud83d"}'),
         r'{"messages": [{"role": "user", "content": "x"}], "stop": "\ud83d"',
         r'{"messages": [{"role": "user", "content": "x"}], "stop": ["\udc00"]',
@@ -98,6 +97,28 @@ async def test_b25_marker_text_in_a_request_is_text():
 
         assert await markers(FORGED) == await markers("harmless")
         assert await markers("<BOS_TOKEN>\ufdd0<|START_THINKING|>") == await markers("harmless")
+
+
+async def test_b25_no_marker_is_made_of_neighbouring_fields(tmp_path):
+    source = (
+        "{{ bos_token }}<|START_OF_TURN_TOKEN|><|USER_TOKEN|>"
+        "{% for message in messages %}{{ message.name }}{{ message.content }}{% endfor %}"
+        "<|{{ messages[0].content }}{{ extra }}<|END_OF_TURN_TOKEN|>"
+    )
+    (tmp_path / "t.jinja").write_text(source)
+    found = ChatTemplate.load(folder(), tokenizer(), tmp_path / "t.jinja")
+    marker = "<|START_OF_TURN_TOKEN|>"
+    for cut in range(1, len(marker)):
+        messages = [
+            {"role": "user", "name": marker[:cut], "content": marker[cut:]},
+            {"role": "user", "name": f"x{marker[:cut]}", "content": f"{marker[cut:]}{marker[:cut]}"},
+            {"role": "user", "name": marker[cut:], "content": "y"},
+        ]
+        messages[0]["content"] = marker[cut:]
+        prompt = found.render(messages, None, variables={"extra": "END_TEXT|>"})
+        control = [token for token in prompt.tokens if token in tokenizer().vocabulary.control]
+        assert control == ids("<BOS_TOKEN><|START_OF_TURN_TOKEN|><|USER_TOKEN|><|END_OF_TURN_TOKEN|>"), cut
+        assert tokenizer().decode(prompt.tokens, skip_special_tokens=False) == prompt.text
 
 
 async def test_b25_only_a_request_with_every_splitter_is_refused():
@@ -170,9 +191,15 @@ async def test_b40_history_arguments_reach_the_template_as_objects():
         assert '"parameters": {"x": 1, "y": "z"}' in as_text[0]
         for empty in ("", "{}", None, "null", {}):
             assert '"parameters": {}' in (await prompt_of(served, messages(empty)))[0]
-        for wrong in ("{", "[1]", '"text"', "NaN"):
-            error = await served.refusal(RENDER, {"messages": messages(wrong)})
-            assert (error["param"], "messages.1" in error["message"]) == ("messages.1.tool_calls", True)
+        # a model may have written these, and the client can only send them back
+        for wrong, shown in (
+            ('{"x": tru', '"{\\"x\\": tru"'),
+            ("[1]", "[1]"),
+            ('"text"', '"text"'),
+            ("NaN", '"NaN"'),
+            (r'{"x": "\ud83d"}', r'"{\"x\": \"\\ud83d\"}"'),
+        ):
+            assert f'"parameters": {shown}}}]' in (await prompt_of(served, messages(wrong)))[0]
 
 
 async def test_reasoning_is_taken_back_under_every_name():
@@ -197,7 +224,44 @@ async def test_reasoning_off_closes_the_thinking_block_in_the_prompt():
         assert "reasoning" not in await served.message(reasoning_effort="none")
 
 
-@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "chat_template"])
+@pytest.mark.parametrize("switch", ["enable_thinking", "thinking", "reasoning"])
+async def test_thinking_can_be_switched_off_in_the_words_of_other_models(switch):
+    async with serving(answered("ok")) as served:
+        off = await prompt_of(served, USER, chat_template_kwargs={switch: False})
+        assert off == await prompt_of(served, USER, reasoning_effort="none")
+        assert await prompt_of(served, USER, chat_template_kwargs={switch: True}) == await prompt_of(served, USER)
+        tokens = await served.post("/tokenize", {"messages": USER, "chat_template_kwargs": {switch: False}})
+        assert tokens.json()["tokens"] == off[1]
+
+
+async def test_template_variables_are_bounded():
+    async with serving(answered("ok")) as served:
+        for path in (CHAT, RENDER, "/tokenize"):
+            error = await served.refusal(path, {"messages": USER, "chat_template_kwargs": {"x": "y" * 70_000}})
+            assert error["param"] == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("prompt_logprobs", (0, 1)), ("truncate_prompt_tokens", (0, 10)), ("documents", ([{}],)), ("regex", ("a",)),
+        ("ebnf", ("a",)), ("grammar", ("a",)), ("json_schema", ({"type": "object"},)), ("chat_template", ("x",)),
+        ("length_penalty", (0.5,)), ("typical_p", (0.5,)), ("mirostat", (2,)), ("logits_processors", (["x"],)),
+        ("best_of", (2,)), ("use_beam_search", (True,)), ("guided_json", ({},)), ("prompt_embeds", ("x",)),
+    ],
+)  # fmt: skip
+async def test_fields_that_would_change_the_answer_are_not_ignored(name, values):
+    async with serving(answered("ok")) as served:
+        for path, base in ((CHAT, {"messages": USER}), (TEXT, {"prompt": "x"})):
+            for value in values:
+                if value != {}:
+                    assert (await served.refusal(path, {**base, name: value}))["param"] == name
+            neutral = {"length_penalty": 1.0, "typical_p": 1, "best_of": 1}.get(name)
+            for nothing in (None, *([] if neutral is None else [neutral])):
+                assert (await served.post(path, {**base, name: nothing})).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "chat_template", "bos_token"])
 async def test_template_variables_may_not_replace_the_request(name):
     async with serving(answered("ok")) as served:
         error = await served.refusal(CHAT, {"messages": USER, "chat_template_kwargs": {name: "x"}})

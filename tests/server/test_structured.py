@@ -7,7 +7,20 @@ import re
 import jsonschema
 import numpy as np
 import pytest
-from support.serving import END, USER, VOCAB, Script, answered, call_text, ids, serving, text_side, thought, tool
+from support.serving import (
+    END,
+    USER,
+    VOCAB,
+    Script,
+    answered,
+    call_text,
+    ids,
+    serving,
+    text_side,
+    thought,
+    tool,
+    wanting,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -238,3 +251,32 @@ async def test_a_form_takes_logprobs_and_bias_beside_it():
             logit_bias={str(ids("n")[0]): 90, str(ids("no")[0]): 90},
         )
         assert biased["choices"][0]["text"] == "no"
+
+
+@pytest.mark.parametrize("text", ["<|END_TEXT|>", "a<|END_TEXT|>b", "<EOS_TOKEN>", "<|START_ACTION|>", "yes"])
+@pytest.mark.parametrize("min_tokens", [0, 60])
+async def test_marker_texts_in_a_form_are_spelled_out_and_a_form_that_must_end_does(text, min_tokens):
+    async with serving([END] * 80) as served:
+        for form, expected in (
+            ({"choice": [text]}, text),
+            ({"regex": re.escape(text)}, text),
+            ({"json": {"const": text}}, json.dumps(text)),
+            ({"grammar": f"start: {json.dumps(text)}"}, text),
+        ):
+            body = {"structured_outputs": form, "min_tokens": min_tokens, "max_tokens": 100, "temperature": 0}
+            found = (await served.complete(**body))["choices"][0]
+            assert (found["text"], found["finish_reason"]) == (expected, "stop")
+            found = (await served.chat(**body, reasoning_effort="none"))["choices"][0]
+            assert (found["message"]["content"], found["finish_reason"]) == (expected, "stop")
+
+
+async def test_min_tokens_gives_way_to_an_empty_choice():
+    async with serving([END] * 30) as served:
+        found = await served.complete(structured_outputs={"choice": [""]}, min_tokens=10)
+        assert (found["choices"][0]["text"], found["choices"][0]["finish_reason"]) == ("", "stop")
+
+
+async def test_min_tokens_holds_as_long_as_a_form_can_go_on():
+    async with serving([wanting(END, ids("a")[0])] * 30) as served:
+        found = await served.complete(structured_outputs={"regex": "a*"}, min_tokens=10, max_tokens=20, temperature=0)
+        assert found["choices"][0]["text"].startswith("a" * 10)

@@ -13,6 +13,7 @@ from support.serving import (
     serving,
     text_side,
     thought,
+    tokenizer,
     tool,
     wanting,
 )
@@ -82,6 +83,24 @@ async def test_calls_cut_by_max_tokens_finish_with_length():
     async with serving(thought("") + call_text(("f", {"x": 123456789}))) as served:
         found = await both(served, tools=[F], max_tokens=30)
         assert found[3] == "length"
+
+
+@pytest.mark.parametrize("left", range(1, 26))
+async def test_a_call_cut_anywhere_is_the_same_streamed_and_whole(left):
+    said = ids(thought("")) + ids(call_text(("f", {"x": 123456789})))
+    async with serving(said) as served:
+        found = await both(served, tools=[F], max_tokens=left)
+        assert found[3] == "length"
+        written = tokenizer().decode(said[:left], skip_special_tokens=True)
+        assert [name for name, _ in found[2]] == (["f"] if '"tool_name": "f"' in written else [])
+
+
+async def test_half_a_surrogate_pair_in_a_call_does_not_break_the_response():
+    block = '<|START_ACTION|>[{"tool_name": "\\ud83d", "parameters": "\\ud83d"}, {"tool_name": "f"}]<|END_ACTION|>'
+    async with serving(thought("") + block) as served:
+        found = await both(served, tools=[F])
+        assert found[2][1] == ("f", "{}")
+        assert found[2][0][0] == "\ufffd"
 
 
 async def test_one_call_only_without_parallel_calls():

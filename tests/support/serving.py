@@ -24,6 +24,7 @@ from runtime.sampling import SamplingParams
 from runtime.server.app import make_app
 from runtime.server.auth import KeyRing
 from runtime.server.config import ServeConfig
+from runtime.server.connection import http_settings
 from runtime.server.metrics import Metrics
 from runtime.server.requests import choice_seed
 from runtime.server.run import Host
@@ -373,7 +374,7 @@ async def listening(
     engine = service.engine
     assert engine is not None
     app = make_app(service, KeyRing(keys, None), KeyRing(admin_keys, None))
-    config = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=2)
+    config = uvicorn.Config(app, timeout_graceful_shutdown=2, **http_settings())
     host = Host(config, service, lambda: engine)
     bound = socket.create_server(("127.0.0.1", 0))
     bound.setblocking(False)
