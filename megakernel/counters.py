@@ -1,8 +1,9 @@
 """Dependencies turned into counters, waits and arrivals; nothing else writes a wait.
 
 A counter belongs to one operator at its end, or at its early signal, and every task of it arrives once a step whatever
-the live state; the arrivals of one operator may be dealt to several words, and whoever waits for it waits for all. A record waits only for what its SM has not waited for before in the step: the producer knows what it
-waited for, and the consumers know that too, since a run starts after its own record's load wait.
+the live state; the arrivals of one operator may be dealt to several words, and whoever waits for it waits for all. A
+record waits only for what its SM has not waited for before in the step: the producer knows what it waited for, and the
+consumers know that too, since a run starts after its own record's load wait.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from megakernel.config import ConfigError, write_text_atomic
 from megakernel.plan import Plan, PlanEntry
 from tuner.journal import IDENTITY, VALUES, read_storage
 from tuner.search import study_name
-from tuner.space import NO_CAP
+from tuner.values import NO_CAP
 
 LEAST_TRIALS = 8
 """Scored candidates below which Optuna is not asked what matters: it would say something all the same."""

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from random import Random
 
 from megakernel.tiling import Choices
-from tuner.space import Dimension, Point, Space
+from tuner.space import Point, Space
+from tuner.values import Dimension
 
 PARENTS = 4
 """Leaders that steps start from."""
@@ -63,9 +64,10 @@ class Neighbours:
         count = 1
         while count < len(self._dimensions) and chance.random() < MORE_STEPS:
             count += 1
-        for dimension in chance.sample(self._dimensions, min(count, len(self._dimensions))):
+        acting = [each for each in self._dimensions if each.name in point]
+        for dimension in chance.sample(acting, min(count, len(acting))):
             point[dimension.name] = self._moved(dimension, point[dimension.name])
-        return point
+        return self._space.acting(point)
 
     def _moved(self, dimension: Dimension, idx: int) -> int:
         last = len(dimension.values) - 1

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from megakernel.config import Frozen
-from megakernel.tiling import MAX_TASKS
+from megakernel.tiling import MAX_TASKS, TILE_COLUMNS
 from megakernel.workload import Bucket, Routing
 
 
@@ -64,6 +64,8 @@ Tasks = Annotated[int, Field(ge=1, le=MAX_TASKS)]
 CopyBytes = Annotated[int, Field(ge=1024, le=2**20)]
 Tokens = Annotated[int, Field(ge=16, le=65536)]
 Splits = Annotated[int, Field(ge=1, le=8)]
+SliceColumns = Annotated[int, Field(ge=TILE_COLUMNS, le=256)]
+Words = Annotated[int, Field(ge=1, le=4)]
 Percent = Annotated[int, Field(ge=0, le=100)]
 NotNegative = Annotated[int, Field(ge=0)]
 
@@ -90,10 +92,11 @@ class RingValues(Frozen):
 
 
 class RoundingValues(Frozen):
-    """Choices that change rounding; searched in the first bucket, then shared by all."""
+    """Choices that change rounding: shared by all buckets, and searched jointly over them."""
 
     chunk_tokens: tuple[Tokens, ...] = Field(default=(64, 128, 256, 512), min_length=1)
     project_k_splits: tuple[Splits, ...] = Field(default=(1, 2, 4), min_length=1)
+    slice_columns: tuple[SliceColumns, ...] = Field(default=(128, 256), min_length=1)
     page_tokens: Tokens = 64
 
 
@@ -108,6 +111,12 @@ class InterleaveValues(Frozen):
     router_with_project: tuple[bool, ...] = Field(default=(True, False), min_length=1)
 
 
+class CountersValues(Frozen):
+    """Words that an operator's arrivals may be dealt to."""
+
+    words: tuple[Words, ...] = Field(default=(1, 2), min_length=1)
+
+
 class SpaceValues(Frozen):
     """Values that a search may give to each choice, under the names that a plan gives them."""
 
@@ -115,6 +124,7 @@ class SpaceValues(Frozen):
     ring: RingValues = RingValues()
     rounding: RoundingValues = RoundingValues()
     interleave: InterleaveValues = InterleaveValues()
+    counters: CountersValues = CountersValues()
 
 
 class SearchConfig(Frozen):

@@ -21,7 +21,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.storages import InMemoryStorage
-from optuna.trial import TrialState, create_trial
+from optuna.trial import Trial, TrialState, create_trial
 
 from tuner.journal import BATCH, BucketJournal, tell
 from tuner.neighbours import Neighbours
@@ -131,11 +131,11 @@ class BucketStudy:
         left: list[_Asked] = []
         for _, batch in groupby(self._journal.trials, key=lambda trial: trial.user_attrs[BATCH]):
             trials = list(batch)
-            points = [{name: int(trial.params[name]) for name in self._distributions} for trial in trials]
+            points = [{name: int(idx) for name, idx in trial.params.items()} for trial in trials]
             for trial, point in zip(trials, points, strict=True):
                 self._journal.resume(trial, self._space.choices(point))
                 self._study.add_trial(
-                    create_trial(state=TrialState.RUNNING, params=point, distributions=self._distributions)
+                    create_trial(state=TrialState.RUNNING, params=point, distributions=self._of(point))
                 )
             asked = [
                 _Asked(trial.number, point, trial.state.is_finished())
@@ -163,12 +163,28 @@ class BucketStudy:
         self._neighbours.seed(seed)
         self._study.sampler = _sampler(self._config.proposals, seed)
         if number < len(self._baselines):
-            self._study.enqueue_trial(self._params(self._baselines[number]))
+            self._study.enqueue_trial(self._space.nearest(self._baselines[number].choices))
         elif self._neighbours.wants(self._config.proposals.step_percent):
             self._study.enqueue_trial(self._neighbours.step(self._race.knows))
-        point: Point = dict(self._study.ask(self._distributions).params)
-        self._journal.begin(point, self._distributions, batch, self._space.choices(point))
+        point = self._suggested(self._study.ask())
+        self._journal.begin(point, self._of(point), batch, self._space.choices(point))
         return point
+
+    def _suggested(self, trial: Trial) -> Point:
+        """What the sampler suggests, dimension by dimension: those that don't act beside the others are not drawn."""
+        point: Point = {}
+        for each in self._space.dimensions:
+            if each.name in self._distributions and self._space.acts(each, point):
+                last = len(each.values) - 1
+                point[each.name] = (
+                    trial.suggest_int(each.name, 0, last)
+                    if each.is_ordered
+                    else trial.suggest_categorical(each.name, range(last + 1))
+                )
+        return point
+
+    def _of(self, point: Point) -> dict[str, BaseDistribution]:
+        return {name: self._distributions[name] for name in point}
 
     def _enter(self, batch: list[_Asked]) -> None:
         """Let a batch race, and tell both studies what became of it."""
@@ -182,10 +198,6 @@ class BucketStudy:
             if ns is not None:
                 self._neighbours.learn(ns, asked.point)
             self._attempts.append(Attempt(asked.number, ns))
-
-    def _params(self, baseline: Baseline) -> dict[str, int]:
-        point = self._space.nearest(baseline.choices)
-        return {name: point[name] for name in self._distributions}
 
     def _next_batch(self, took_s: float) -> int:
         """How many candidates to propose next: none if that (last: `took_s`) and the finals would take too long."""
