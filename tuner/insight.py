@@ -80,8 +80,8 @@ def studies_of(path: str, plan: Plan) -> list[optuna.Study]:
     """The study of every bucket of a plan; ConfigError when the journal in `path` is of another search."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = read_storage(path)
-    rounding = plan.entries[0].choices.rounding
-    names = [study_name(idx, each.bucket, rounding if idx else None) for idx, each in enumerate(plan.entries)]
+    settled = plan.entries[0].choices.rounding if len(plan.entries) > 1 else None
+    names = [study_name(idx, each.bucket, settled) for idx, each in enumerate(plan.entries)]
     return [_study(path, storage, name, plan) for name in names]
 
 

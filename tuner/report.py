@@ -28,6 +28,7 @@ from tuner.search_config import Budget
 from tuner.study import Progress
 
 PHASES = {
+    "heats": "trying roundings that suit all buckets",
     "baselines": "scoring the plans that always race",
     "search": "searching",
     "finals": "scoring the finalists on all layers",

@@ -24,11 +24,13 @@ class Budget(Frozen):
     """When to stop proposing, per bucket: whichever of the two comes first.
 
     `seconds` covers the whole search of a bucket, the final comparison included; `trials` counts proposed candidates.
-    Only a search that is ended by its trials gives the same plan again.
+    Only a search that is ended by its trials gives the same plan again. Either ends early once a proven plan is within
+    `within_percent` of the bound of any plan.
     """
 
     seconds: float | None = Field(default=None, gt=0)
     trials: int | None = Field(default=None, ge=1)
+    within_percent: float | None = Field(default=None, ge=0)
 
     @model_validator(mode="after")
     def _ends(self) -> Self:
@@ -42,7 +44,8 @@ class Proposals(Frozen):
 
     `step_percent` of them are small steps away from the best so far, the others are the sampler's, which draws
     `startup_trials` at random before it learns. `batch` candidates are proposed together and told together, so that
-    the result does not depend on `jobs`, the number of processes that score them.
+    the result does not depend on `jobs`, the number of processes that score them. Where several buckets share one
+    rounding, each that all of them allow is first tried for `heat_trials` candidates in every bucket.
     """
 
     sampler: Literal["tpe", "random"] = "tpe"
@@ -51,13 +54,46 @@ class Proposals(Frozen):
     startup_trials: int = Field(default=32, ge=0)
     batch: int = Field(default=8, ge=1, le=256)
     jobs: int = Field(default=1, ge=1, le=256)
+    heat_trials: int = Field(default=8, ge=4)
+
+
+class Measuring(Frozen):
+    """The rung on a card, where --measure or --replay asks for it.
+
+    `top` candidates and the plans that always race are timed in turns for `rounds` rounds, the best `confirmed` of them
+    again on fresh samples. `seconds` of a card's time are spent in all, `timeout_s` waited for one answer. A `command`
+    that fails without a culprit is tried `retries` times more; it is given a measurement file and --out RECORD.
+    `kernel` and `steps` a launch are how the plan will run.
+    """
+
+    command: tuple[str, ...] = Field(default=("runtime", "measure", "--tolerant"), min_length=1)
+    top: int = Field(default=4, ge=1)
+    confirmed: int = Field(default=3, ge=1)
+    rounds: int = Field(default=9, ge=1)
+    seconds: float = Field(default=600.0, gt=0)
+    timeout_s: float = Field(default=300.0, gt=0)
+    retries: int = Field(default=1, ge=0)
+    kernel: dict[str, str | int | bool] = Field(default_factory=lambda: {"arrival": "read_back"})
+    steps: int = Field(default=1, ge=1)
 
 
 class Ladder(Frozen):
-    """The last rung: how many routings a time is the mean of, and how many candidates reach it at the end."""
+    """Who climbs how far.
 
-    draws: int = Field(default=3, ge=1)
+    The first rung is the limits and, where `bound` says so, the closed-form bound: who can't beat the leader goes no
+    further. The second, `screen`, ranks: a few layers, or all. Who leads there by `lead_percent` over the last proven
+    leader is scored on all layers at once, `proofs` times at most; the best `finalists` are in the end. All layers are
+    the mean of `draws` routings, or their p95, as `rank_by` says. The last rung is `measured`, on a card.
+    """
+
+    bound: bool = True
+    screen: Literal["few_layers", "all_layers"] = "few_layers"
+    lead_percent: float = Field(default=0.5, ge=0)
+    proofs: int = Field(default=64, ge=0)
     finalists: int = Field(default=6, ge=1)
+    draws: int = Field(default=3, ge=1)
+    rank_by: Literal["expected", "p95"] = "expected"
+    measured: Measuring = Measuring()
 
 
 Tasks = Annotated[int, Field(ge=1, le=MAX_TASKS)]

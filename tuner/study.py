@@ -25,25 +25,34 @@ from optuna.trial import Trial, TrialState, create_trial
 
 from tuner.journal import BATCH, BucketJournal, tell
 from tuner.neighbours import Neighbours
-from tuner.outcome import few_layers_ns
 from tuner.problem import Baseline
 from tuner.race import Race, Standing
 from tuner.search_config import Proposals, SearchConfig
 from tuner.space import Point, Space
-from tuner.workers import NotedWorkers, Workers
+from tuner.workers import NotedWorkers
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A proposed candidate: its few-layer time, None when it did not get that far."""
+    """A proposed candidate: its time as screened, None when it did not get that far."""
 
     trial: int
-    few_layers_ns: float | None
+    screened_ns: float | None
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a bucket's search runs on: `floor_ns` is what no choices can beat."""
+
+    space: Space
+    baselines: tuple[Baseline, ...]
+    config: SearchConfig
+    floor_ns: float
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a bucket's search stands; `phase` is `baselines`, `search` or `finals`."""
+    """Where a bucket's search stands; `phase` is `heats`, `baselines`, `search` or `finals`."""
 
     phase: str
     elapsed_s: float
@@ -84,23 +93,16 @@ Watch = Callable[[Progress], None]
 
 
 class BucketStudy:
-    """One search; `run` may be called once."""
+    """One search; `run` or `heat` may be called once."""
 
-    def __init__(
-        self,
-        space: Space,
-        baselines: tuple[Baseline, ...],
-        config: SearchConfig,
-        workers: Workers,
-        journal: BucketJournal,
-        watch: Watch,
-    ) -> None:
+    def __init__(self, course: Course, workers: NotedWorkers, journal: BucketJournal, watch: Watch) -> None:
         """Take what the search needs; nothing is proposed or scored yet."""
-        self._space, self._baselines, self._config, self._watch = space, baselines, config, watch
-        self._journal = journal
-        self._race = Race(NotedWorkers(workers, journal))
-        self._neighbours = Neighbours(space)
-        self._distributions = _distributions(space)
+        self._space, self._baselines, self._config = course.space, course.baselines, course.config
+        self._floor_ns, self._watch = course.floor_ns, watch
+        self._journal, self._known = journal, journal.trials
+        self._race = Race(workers, course.config.ladder)
+        self._neighbours = Neighbours(course.space)
+        self._distributions = _distributions(course.space)
         self._attempts: list[Attempt] = []
         self._started_s = monotonic() - journal.elapsed_s
         self._storage = InMemoryStorage()
@@ -123,13 +125,24 @@ class BucketStudy:
         race = self._race
         return Raced(race.standings, race.counts, tuple(self._attempts), self._elapsed_s, ended)
 
+    def heat(self) -> float:
+        """Search without proving anybody, the trials of the budget and no more; the best time as screened, in ns."""
+        most = self._config.budget.trials
+        assert most is not None
+        self._known = tuple(trial for trial in self._known if trial.number < most)
+        self._report("heats")
+        self._journal.describe({each.name: each.values for each in self._space.dimensions})
+        self._race.enter_baselines(self._baselines, prove=False)
+        self._propose()
+        return self._race.leader_ns
+
     @property
     def _elapsed_s(self) -> float:
         return monotonic() - self._started_s
 
     def _propose(self) -> None:
         left: list[_Asked] = []
-        for _, batch in groupby(self._journal.trials, key=lambda trial: trial.user_attrs[BATCH]):
+        for _, batch in groupby(self._known, key=lambda trial: trial.user_attrs[BATCH]):
             trials = list(batch)
             points = [{name: int(idx) for name, idx in trial.params.items()} for trial in trials]
             for trial, point in zip(trials, points, strict=True):
@@ -194,7 +207,7 @@ class BucketStudy:
             tell(self._study, self._storage, asked.number, outcome)
             if not asked.is_told:
                 self._journal.tell(asked.number, choices, outcome)
-            ns = few_layers_ns(outcome)
+            ns = self._race.screened_ns(outcome)
             if ns is not None:
                 self._neighbours.learn(ns, asked.point)
             self._attempts.append(Attempt(asked.number, ns))
@@ -202,10 +215,19 @@ class BucketStudy:
     def _next_batch(self, took_s: float) -> int:
         """How many candidates to propose next: none if that (last: `took_s`) and the finals would take too long."""
         budget, batch = self._config.budget, self._config.proposals.batch
+        if self._is_near_enough():
+            return 0
         needed_s = took_s + self._race.finals_s(self._config.ladder.finalists)
         if budget.seconds is not None and self._elapsed_s + needed_s > budget.seconds:
             return 0
-        return batch if budget.trials is None else min(batch, budget.trials - len(self._attempts))
+        return batch if budget.trials is None else max(min(batch, budget.trials - len(self._attempts)), 0)
+
+    def _is_near_enough(self) -> bool:
+        """Whether a proven plan is so near the bound of any that the search may stop."""
+        within, proven = self._config.budget.within_percent, self._race.standings
+        if within is None or not proven:
+            return False
+        return self._race.rank_ns(proven[0].score) <= self._floor_ns * (1.0 + within / 100.0)
 
     def _report(self, phase: str) -> None:
         race = self._race

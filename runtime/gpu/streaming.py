@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from megakernel.build import BuiltStep
 from megakernel.config import ConfigError
@@ -74,7 +75,7 @@ class PlanBench:
         self.positions = positions
         self.drawn: Drawn = "normal" if computes else "bits"
         self._model: StepBuffers | None = None
-        self._buffers: list[StepBuffers] = []
+        self._buffers: dict[LoadedTable, StepBuffers] = {}
 
     def load(
         self,
@@ -99,13 +100,25 @@ class PlanBench:
         buffers = StepBuffers(step, self._model, drawn=self.drawn)
         if self._model is None:
             self._model = buffers
-        self._buffers.append(buffers)
+        self._buffers[loaded] = buffers
         torch.cuda.synchronize()
         inputs = random_inputs(step, self.positions)
         loaded.arm(buffers.set_inputs(inputs), steps=steps, work=work)
         states = upload(inputs.rows)
         loaded.restores.append((buffers.tensor("row_state", tuple(states.shape), torch.uint8), states))
         return loaded
+
+    def logits(self, loaded: LoadedTable) -> Tensor:
+        """What a launch leaves when rows begin with token 0: float32 [active rows, vocabulary], on the host."""
+        buffers = self._buffers[loaded]
+        buffers.tensor("tokens", (buffers.step.bucket.rows,), torch.int32).zero_()
+        torch.cuda.synchronize()
+        loaded.run()
+        return buffers.scratch("logits", torch.float32)[: len(self.positions)].cpu()
+
+    def drop(self, loaded: LoadedTable) -> None:
+        """Give back what a table alone holds; the first one's weights stay."""
+        self._buffers.pop(loaded, None)
 
 
 def without_waits(table: TaskTable) -> TaskTable:
