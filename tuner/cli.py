@@ -23,12 +23,15 @@ from rich.live import Live
 from megakernel.assets import locate
 from megakernel.config import ConfigError, check_writable, load_json, pretty_json, write_text_atomic
 from megakernel.plan import Plan
+from megakernel.workload import Bucket
 from tuner import insight, report
 from tuner.export import choices_toml, entry_of
 from tuner.journal import open_journal
-from tuner.problem import load_problem
+from tuner.measure import Command, Replay, check_command, load_record
+from tuner.problem import Problem, load_problem
 from tuner.refresh import refresh as run_refresh
-from tuner.search import plan_of
+from tuner.request import all_candidates, request_toml
+from tuner.search import MeasurerFor, plan_of
 from tuner.search import search as run_search
 from tuner.study import Ended
 
@@ -63,17 +66,25 @@ def search(
     picture: Annotated[str | None, typer.Option(help="Also write the report as a picture: .svg or .html.")] = None,
     journal: Annotated[str | None, typer.Option(help="Optuna journal of the search; OUT.journal by default.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget what the journal knows.")] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Let a card decide among the best: see [ladder.measured].")
+    ] = False,
+    replay: Annotated[
+        str | None, typer.Option(help="Let a record decide, as `runtime measure --tolerant` left it.")
+    ] = None,
 ) -> None:
     """Search a plan for every bucket of CONFIG and write it to OUT; Ctrl-C ends the search and keeps the best so far.
 
     The result is never worse than the hand plan, the reference plan or the reference's order under the hand plan's
-    cap, which always race. However a search ended, the same command goes on from its journal; a larger budget is no
-    other search. Exit code 0 also after Ctrl-C or SIGTERM, once there is a plan to write; 130 before that; 1 when a
-    worker was lost.
+    cap, which always race. With --measure the best are timed on a card, beside those plans; files of what was asked
+    and answered stay in OUT.measured. A card that is lost leaves the predictions to decide. However a search ended,
+    the same command goes on from its journal; a larger budget is no other search. Exit code 0 also after Ctrl-C or
+    SIGTERM, once there is a plan to write; 130 before that; 1 when a worker was lost.
     """
     kept = _journal_path(out, journal)
     _check_outputs(out, picture, kept)
     problem = load_problem(config, [*_flags(seconds, trials, seed, jobs), *(assignments or [])])
+    measurer_for = _measurers(problem, out, replay, measure=measure)
     buckets = problem.config.buckets
     shown = report.LiveSearch(buckets, problem.config.budget)
     progress_console = Console(stderr=True)
@@ -85,7 +96,7 @@ def search(
                     f"going on from {record.num_trials} candidates in {kept}", soft_wrap=True, markup=False
                 )
             with Live(shown, console=progress_console, transient=True):
-                results = run_search(problem, shown.update, journal=record)
+                results = run_search(problem, shown.update, journal=record, measurer_for=measurer_for)
     except KeyboardInterrupt:
         progress_console.print("interrupted before there was a result; nothing is written", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
@@ -108,6 +119,22 @@ def search(
         write_text_atomic(picture, console.export_svg(title="tuner search") if is_svg else console.export_html())
     if ended is Ended.WORKER_LOST:
         raise typer.Exit(WORKER_LOST)
+
+
+@app.command()
+def request(
+    config: Annotated[str, typer.Argument(help="A search file with a small space.")],
+    *,
+    out: Annotated[str, typer.Option(help="The measurement file to write, TOML, for `runtime measure --tolerant`.")],
+) -> None:
+    """Write all candidates of a small space, and the plans that always race, as one measurement file."""
+    check_writable(out)
+    problem = load_problem(config)
+    if len(problem.config.buckets) > 1:
+        raise ConfigError(f"{config}: has {len(problem.config.buckets)} buckets, a measurement file has one")
+    named = all_candidates(problem, problem.config.buckets[0])
+    write_text_atomic(out, request_toml(problem, problem.config.buckets[0], named, Path(out).parent))
+    Console().print(f"wrote {len(named)} variants to {out}", soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -164,11 +191,30 @@ def export(
     Console().print(f"wrote {out}", soft_wrap=True, markup=False)
 
 
-def _make_folder(path: str) -> None:
+def _make_folder(path: str, flag: str = "--plots") -> None:
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--plots {path}: not a folder that can be made: {error.strerror}") from None
+        raise ConfigError(f"{flag} {path}: not a folder that can be made: {error.strerror}") from None
+
+
+def _measurers(problem: Problem, out: str, replay: str | None, *, measure: bool) -> MeasurerFor:
+    """Who times finalists, bucket by bucket: a command, a record, or nobody."""
+    if measure and replay is not None:
+        raise ConfigError("--measure and --replay both say who decides; needed one of them")
+    if replay is not None:
+        record = load_record(replay, problem)
+        return lambda bucket: Replay(record) if bucket == record.bucket else None
+    if not measure:
+        return lambda _: None
+    check_command(problem.config.ladder.measured)
+
+    def command(bucket: Bucket) -> Command:
+        folder = f"{out}.measured/{bucket.rows}x{bucket.max_context_tokens}"
+        _make_folder(folder, "--measure")
+        return Command(problem, bucket, Path(folder))
+
+    return command
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from statistics import median
 from time import monotonic
 
 from rich.console import Group, RenderableType
@@ -19,7 +20,9 @@ from megakernel.plan import Plan, PlanEntry
 from megakernel.tiling import Choices
 from megakernel.workload import Bucket
 from tuner import plot
+from tuner.finals import Finals
 from tuner.insight import Insight, shown
+from tuner.outcome import FailedBuild, Hung, Illegal, MachineLost, Measured, Slower, Timed, Unrecorded, Wrong
 from tuner.problem import HAND
 from tuner.race import COUNTED, Standing
 from tuner.refresh import Refreshed
@@ -110,6 +113,8 @@ def result(found: BucketResult) -> RenderableType:
     lines = plot.history(raced.attempts, {each.name: each.score.expected_ns for each in found.baselines})
     hand = next(each for each in found.baselines if each.name == HAND)
     parts: list[RenderableType] = [_standings(found), Text(summary, style="dim")]
+    if found.finals is not None:
+        parts += [Text(), _finals(found.finals)]
     if best.choices != hand.choices:
         parts.append(differences(hand.choices, best.choices, ("hand plan", "best")))
     parts.append(Text("\n".join(lines)))
@@ -134,6 +139,47 @@ def _standings(found: BucketResult) -> Table:
         times = [f"{each / 1e6:.3f}" for each in (ns, *([p95_ns] if varies else []))]
         table.add_row(*_plain(name, *times, f"{speed:.1f}", f"{share:.1f}", f"{above:.1f}%"), style=style)
     return table
+
+
+def _finals(finals: Finals) -> RenderableType:
+    """What the card said of everybody, the winner first."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("on the card", "predicted ms", "first ms", "again ms", ""):
+        table.add_column(name, justify="right" if "ms" in name else "left", no_wrap=name == "on the card")
+    for each in finals.finals:
+        first, again = each.first, each.confirmed
+        times = [
+            "" if not isinstance(outcome, Timed | Slower) else f"{median(outcome.ms):.3f}" for outcome in (first, again)
+        ]
+        is_winner = each.standing == finals.winner
+        said = "wins" if is_winner else _said(each.outcome)
+        row = _plain(each.standing.name, f"{each.standing.score.expected_ns / 1e6:.3f}", *times, said)
+        table.add_row(*row, style="bold green" if is_winner else "")
+    spent = f"{finals.card or 'no card'}; {finals.device_s:.0f} device seconds"
+    note = [Text(f"predictions stand: {finals.why}", style="yellow")] if finals.why else []
+    return Group(table, Text(spent, style="dim"), *note)
+
+
+def _said(outcome: Measured) -> str:
+    """Why somebody did not win, in a line."""
+    match outcome:
+        case Timed():
+            return "not among the best"
+        case Slower(percent=percent):
+            return f"{percent:+.1f}%"
+        case Illegal(reasons):
+            text = f"illegal: {reasons[0]}"
+        case FailedBuild(reason):
+            text = f"failed build: {reason}"
+        case Wrong(reason):
+            text = f"wrong: {reason}"
+        case Hung(post_mortem):
+            text = f"hung: {post_mortem}"
+        case MachineLost(reason):
+            text = f"machine lost: {reason}"
+        case Unrecorded():
+            text = "not in the record"
+    return text.splitlines()[0]
 
 
 def differences(one: Choices, other: Choices, names: tuple[str, str]) -> Table:

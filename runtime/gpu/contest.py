@@ -12,12 +12,11 @@ from math import nan
 
 from megakernel.config import ConfigError, digest
 from megakernel.measurement import Fault, Record
-from megakernel.verify import verify
 from runtime.gpu.campaign import Campaign, Variant, fitting, load, per_step
 from runtime.gpu.gate import REPEATS, Gate, check_counters
 from runtime.gpu.launch import KernelStoppedError, LoadedTable
 from runtime.gpu.measure import Timed, record, take
-from runtime.gpu.streaming import PlanBench
+from runtime.gpu.streaming import PlanBench, UnsoundTableError
 
 Watch = Callable[[str], object]
 """Told the name of the variant at work."""
@@ -58,11 +57,10 @@ def measure_tolerantly(campaign: Campaign, faults: dict[str, Fault], watch: Watc
 def _admit(campaign: Campaign, bench: PlanBench, gate: Gate, variant: Variant) -> LoadedTable | Fault:
     """A variant's table on the card, once it has shown that it computes what the others do."""
     step = campaign.steps[variant.name]
-    findings = verify(step.graph, step.table)
-    if findings:
-        return Fault(kind="illegal", text="\n".join(map(str, findings)))
     try:
         loaded = load(campaign, bench, variant)
+    except UnsoundTableError as error:
+        return Fault(kind="illegal", text=str(error))
     except (ConfigError, RuntimeError) as error:
         return Fault(kind="failed build", text=str(error))
     try:

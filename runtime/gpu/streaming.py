@@ -34,6 +34,10 @@ from runtime.gpu.specialize import KernelOptions, specialize, specialize_linear
 MAX_COPY_BYTES = 65536
 
 
+class UnsoundTableError(ConfigError):
+    """`verify` refuses the table."""
+
+
 class SkeletonBench:
     """Loads skeletons over one arena."""
 
@@ -86,12 +90,15 @@ class PlanBench:
         work: Work = NO_WORK,
         free: bool = False,
     ) -> LoadedTable:
-        """A verified table, armed; `free` takes its waits and arrivals out, which only streaming survives."""
+        """A verified table, armed; `free` takes its waits and arrivals out, which only streaming survives.
+
+        UnsoundTableError when `verify` has findings, any other ConfigError when the kernel can't be built.
+        """
         if free and not options.streaming:
             raise ConfigError("a free stream computes nothing: set streaming = true in its kernel options")
         findings = verify(step.graph, step.table)
         if findings:
-            raise ConfigError("the table is not sound:\n" + "\n".join(map(str, findings)))
+            raise UnsoundTableError("the table is not sound:\n" + "\n".join(map(str, findings)))
         table = without_waits(step.table) if free else step.table
         compiled = compile_kernel(specialize(step, self.chip, options), self.chip.architecture)
         titles = GraphTitles(step.graph, step.counter_titles)
@@ -115,10 +122,6 @@ class PlanBench:
         torch.cuda.synchronize()
         loaded.run()
         return buffers.scratch("logits", torch.float32)[: len(self.positions)].cpu()
-
-    def drop(self, loaded: LoadedTable) -> None:
-        """Give back what a table alone holds; the first one's weights stay."""
-        self._buffers.pop(loaded, None)
 
 
 def without_waits(table: TaskTable) -> TaskTable:
