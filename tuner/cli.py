@@ -130,10 +130,11 @@ def request(
     """Write all candidates of a small space, and the plans that always race, as one measurement file."""
     check_writable(out)
     problem = load_problem(config)
-    if len(problem.config.buckets) > 1:
-        raise ConfigError(f"{config}: has {len(problem.config.buckets)} buckets, a measurement file has one")
-    named = all_candidates(problem, problem.config.buckets[0])
-    write_text_atomic(out, request_toml(problem, problem.config.buckets[0], named, Path(out).parent))
+    bucket, *others = problem.config.buckets
+    if others:
+        raise ConfigError(f"{config}: has {1 + len(others)} buckets, a measurement file has one")
+    named = all_candidates(problem, bucket)
+    write_text_atomic(out, request_toml(problem, bucket, named, Path(out).parent))
     Console().print(f"wrote {len(named)} variants to {out}", soft_wrap=True, markup=False)
 
 
