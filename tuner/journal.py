@@ -225,10 +225,10 @@ def identity_of(problem: Problem) -> dict[str, str]:
     }
 
 
-def code_digest() -> str:
-    """Digest of the sources that propose, lower and score."""
+def code_digest(*packages: str) -> str:
+    """Digest of the sources of some packages; of those that propose, lower and score by default."""
     total = sha256()
-    for package in ("megakernel", "simulator", "tuner"):
+    for package in packages or ("megakernel", "simulator", "tuner"):
         root = Path(str(resources.files(package)))
         for source in sorted(root.rglob("*.py")):
             total.update(source.relative_to(root).as_posix().encode() + b"\0" + source.read_bytes())

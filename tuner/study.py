@@ -42,12 +42,17 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Course:
-    """What a bucket's search runs on: `floor_ns` is what no choices can beat."""
+    """What a bucket's search runs on: `floor_ns` is what no choices can beat.
+
+    A comparison of ways to search gives each a sampler by seed, and a clock of its own.
+    """
 
     space: Space
     baselines: tuple[Baseline, ...]
     config: SearchConfig
     floor_ns: float
+    sampler_for: Callable[[Proposals, int], BaseSampler] | None = None
+    clock: Callable[[], float] = monotonic
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,8 @@ class BucketStudy:
         self._neighbours = Neighbours(course.space)
         self._distributions = _distributions(course.space)
         self._attempts: list[Attempt] = []
-        self._started_s = monotonic() - journal.elapsed_s
+        self._clock, self._sampler_for = course.clock, course.sampler_for or _sampler
+        self._started_s = course.clock() - journal.elapsed_s
         self._storage = InMemoryStorage()
         self._study = optuna.create_study(storage=self._storage)
 
@@ -138,7 +144,7 @@ class BucketStudy:
 
     @property
     def _elapsed_s(self) -> float:
-        return monotonic() - self._started_s
+        return self._clock() - self._started_s
 
     def _propose(self) -> None:
         left: list[_Asked] = []
@@ -174,7 +180,7 @@ class BucketStudy:
         """Propose candidate `number`: what it is depends on the seed and on all that was told and asked before."""
         seed = Random(f"{self._config.proposals.seed} {number}").getrandbits(32)
         self._neighbours.seed(seed)
-        self._study.sampler = _sampler(self._config.proposals, seed)
+        self._study.sampler = self._sampler_for(self._config.proposals, seed)
         if number < len(self._baselines):
             self._study.enqueue_trial(self._space.nearest(self._baselines[number].choices))
         elif self._neighbours.wants(self._config.proposals.step_percent):
