@@ -26,14 +26,16 @@ from megakernel.plan import Plan
 from megakernel.workload import Bucket
 from tuner import insight, report
 from tuner.export import choices_toml, entry_of
-from tuner.journal import open_journal
+from tuner.journal import identity_of, open_journal
 from tuner.measure import Command, Replay, check_command, load_record
 from tuner.problem import Problem, load_problem
+from tuner.queue import RemoteWorkers, WorkQueue, open_storage, serve
 from tuner.refresh import refresh as run_refresh
 from tuner.request import all_candidates, request_toml
-from tuner.search import MeasurerFor, plan_of
+from tuner.search import MeasurerFor, plan_of, simulator_evaluator
 from tuner.search import search as run_search
 from tuner.study import Ended
+from tuner.worker import work
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Search plans, and keep them up to date.")
 
@@ -72,6 +74,10 @@ def search(
     replay: Annotated[
         str | None, typer.Option(help="Let a record decide, as `runtime measure --tolerant` left it.")
     ] = None,
+    storage: Annotated[
+        str | None, typer.Option(help="Leave the scoring to workers that meet here: grpc://HOST:PORT or a database.")
+    ] = None,
+    lost_after: Annotated[float, typer.Option(help="Seconds of silence after which a worker is given up.")] = 60.0,
 ) -> None:
     """Search a plan for every bucket of CONFIG and write it to OUT; Ctrl-C ends the search and keeps the best so far.
 
@@ -85,6 +91,8 @@ def search(
     _check_outputs(out, picture, kept)
     problem = load_problem(config, [*_flags(seconds, trials, seed, jobs), *(assignments or [])])
     measurer_for = _measurers(problem, out, replay, measure=measure)
+    jobs_here = problem.config.proposals.jobs
+    remote = None if storage is None else RemoteWorkers(_queue(problem, storage), jobs_here, lost_after)
     buckets = problem.config.buckets
     shown = report.LiveSearch(buckets, problem.config.budget)
     progress_console = Console(stderr=True)
@@ -96,7 +104,7 @@ def search(
                     f"going on from {record.num_trials} candidates in {kept}", soft_wrap=True, markup=False
                 )
             with Live(shown, console=progress_console, transient=True):
-                results = run_search(problem, shown.update, journal=record, measurer_for=measurer_for)
+                results = run_search(problem, shown.update, journal=record, measurer_for=measurer_for, remote=remote)
     except KeyboardInterrupt:
         progress_console.print("interrupted before there was a result; nothing is written", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
@@ -119,6 +127,45 @@ def search(
         write_text_atomic(picture, console.export_svg(title="tuner search") if is_svg else console.export_html())
     if ended is Ended.WORKER_LOST:
         raise typer.Exit(WORKER_LOST)
+
+
+@app.command()
+def worker(
+    config: Annotated[str, typer.Argument(help="The search file of the search to work for.")],
+    *,
+    storage: Annotated[
+        str, typer.Option(help="Where the search and its workers meet: grpc://HOST:PORT or a database.")
+    ],
+    seed: Annotated[int | None, typer.Option(help="The search's --seed.")] = None,
+    assignments: Annotated[list[str] | None, typer.Option("--set", help="The search's own --set.")] = None,
+) -> None:
+    """Score candidates of `tuner search CONFIG --storage URL`, on this machine or any other, until it ends.
+
+    Model, chip, code and everything else that scores depend on must be the search's: another queue is another search's.
+    """
+    problem = load_problem(config, [*_flags(None, None, seed, None), *(assignments or [])])
+    queue = _queue(problem, storage)
+    console = Console(stderr=True)
+    with console.status("waiting for candidates") as status:
+        done = work(
+            queue,
+            lambda bucket: simulator_evaluator(problem, bucket),
+            lambda number, item: status.update(f"candidate {number + 1}, {item.rung.name.lower().replace('_', ' ')}"),
+        )
+    console.print(f"scored {done} candidates; the search has ended", soft_wrap=True)
+
+
+@app.command()
+def storage(
+    url: Annotated[str, typer.Argument(help="The database behind it, such as sqlite:///search.db.")],
+    *,
+    host: Annotated[str, typer.Option(help="Address to listen at; others than this machine's can write there.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(help="Port to listen at.")] = 13000,
+) -> None:
+    """Serve a storage through Optuna's gRPC proxy, for a search and its workers; Ctrl-C ends it."""
+    serve(url, host, port, lambda: Console().print(f"grpc://{host}:{port}", soft_wrap=True, markup=False))
 
 
 @app.command()
@@ -190,6 +237,10 @@ def export(
     check_writable(out)
     write_text_atomic(out, choices_toml(entry_of(load_json(locate(plan), Plan), bucket)))
     Console().print(f"wrote {out}", soft_wrap=True, markup=False)
+
+
+def _queue(problem: Problem, storage: str) -> WorkQueue:
+    return WorkQueue(open_storage(storage), identity_of(problem))
 
 
 def _make_folder(path: str, flag: str = "--plots") -> None:

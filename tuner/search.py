@@ -22,6 +22,7 @@ from tuner.journal import BucketJournal, Journal
 from tuner.measure import Measurer
 from tuner.outcome import Rung, Scored
 from tuner.problem import Baseline, Problem
+from tuner.queue import RemoteWorkers
 from tuner.race import Standing
 from tuner.rounding import common, settle
 from tuner.search_config import Budget, SearchConfig
@@ -77,12 +78,14 @@ def search(
     evaluator_for: EvaluatorFor = simulator_evaluator,
     journal: Journal | None = None,
     measurer_for: MeasurerFor = lambda _: None,
+    remote: RemoteWorkers | None = None,
 ) -> tuple[BucketResult, ...]:
     """Search every bucket, from where `journal` ends; an interrupt or a lost worker leaves the buckets with a result.
 
-    The last result says why there is no more. KeyboardInterrupt or BrokenExecutor when there is none yet.
+    Candidates are scored in processes of this machine, or by `remote` workers. The last result says why there is no
+    more. KeyboardInterrupt or BrokenExecutor when there is none yet.
     """
-    with Workers(problem.config.proposals.jobs) as workers:
+    with remote or Workers(problem.config.proposals.jobs) as workers:
         whole = _Search(problem, workers, watch, evaluator_for, journal or Journal.in_memory(), measurer_for)
         if len(problem.config.buckets) == 1:
             return whole.buckets(None)
@@ -129,7 +132,7 @@ class _Search:
     def __init__(
         self,
         problem: Problem,
-        workers: Workers,
+        workers: Workers | RemoteWorkers,
         watch: Watch,
         evaluator_for: EvaluatorFor,
         journal: Journal,

@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import active_children, get_context, parent_process
 from threading import Thread
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from megakernel.tiling import Choices
 from tuner.evaluate import Evaluator
@@ -52,10 +52,23 @@ class Workers:
                 process.terminate()
 
 
+class AnyWorkers(Protocol):
+    """Whoever scores for a search."""
+
+    @property
+    def jobs(self) -> int:
+        """How many candidates are scored at a time."""
+        ...
+
+    def evaluate(self, evaluator: Evaluator, choices: Sequence[Choices], rung: Rung) -> Iterator[Outcome]:
+        """Outcomes of all `choices` at `rung`, in their order."""
+        ...
+
+
 class NotedWorkers:
     """Workers of one evaluator whose outcomes a journal keeps."""
 
-    def __init__(self, workers: Workers, evaluator: Evaluator, journal: BucketJournal) -> None:
+    def __init__(self, workers: AnyWorkers, evaluator: Evaluator, journal: BucketJournal) -> None:
         """Ask `journal` first, `workers` for what it does not know."""
         self._workers, self._evaluator, self._journal = workers, evaluator, journal
         self.jobs = workers.jobs
