@@ -227,17 +227,24 @@ def _entry(entry: PlanEntry, insight: Insight) -> RenderableType:
 
 
 def _leaderboard(entry: PlanEntry) -> Table:
-    """Who came where. The bound is of this plan's choices; other choices have another, which the plan does not keep."""
+    """Who came where, and how far above the bound of any plan; of this plan's choices alone, if that is all it has."""
+    measures = any(each.measured_ns is not None for each in (entry, *entry.losers))
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("", "ms", "tok/s", "slower", "above the bound"):
+    for name in ("", "ms", "tok/s", "slower", "above the bound", *(["measured ms"] if measures else [])):
         table.add_column(name, justify="left" if not name else "right", no_wrap=not name)
-    best_ns, bound_ns = entry.predicted_ns, entry.bound_ns
-    scored = [("this plan", best_ns), *((each.name, each.predicted_ns) for each in entry.losers)]
-    for name, ns in [*scored, ("bound of these choices", bound_ns)]:
+    best_ns, floor_ns = entry.predicted_ns, entry.floor_ns or entry.bound_ns
+    scored = [
+        ("this plan", best_ns, entry.measured_ns),
+        *((each.name, each.predicted_ns, each.measured_ns) for each in entry.losers),
+    ]
+    bounds = [("bound of these choices", entry.bound_ns, None), ("bound of any plan", entry.floor_ns, None)]
+    for name, ns, measured_ns in [*scored, *bounds]:
         if ns is not None:
-            slower = "" if best_ns is None or ns == bound_ns else f"{100.0 * (ns / best_ns - 1.0):.1f}%"
-            above = "" if bound_ns is None else f"{100.0 * (ns / bound_ns - 1.0):.1f}%"
-            table.add_row(*_plain(name, f"{ns / 1e6:.3f}", f"{entry.bucket.rows * 1e9 / ns:.1f}", slower, above))
+            slower = "" if best_ns is None or name.startswith("bound") else f"{100.0 * (ns / best_ns - 1.0):.1f}%"
+            above = "" if floor_ns is None else f"{100.0 * (ns / floor_ns - 1.0):.1f}%"
+            measured = [] if not measures else ["" if measured_ns is None else f"{measured_ns / 1e6:.3f}"]
+            speed = f"{entry.bucket.rows * 1e9 / ns:.1f}"
+            table.add_row(*_plain(name, f"{ns / 1e6:.3f}", speed, slower, above, *measured))
     return table
 
 
