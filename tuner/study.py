@@ -179,7 +179,7 @@ class BucketStudy:
     def _ask(self, number: int, batch: int) -> Point:
         """Propose candidate `number`: what it is depends on the seed and on all that was told and asked before."""
         seed = Random(f"{self._config.proposals.seed} {number}").getrandbits(32)
-        self._neighbours.seed(seed)
+        self._neighbours.turn(number, seed)
         self._study.sampler = self._sampler_for(self._config.proposals, seed)
         if number < len(self._baselines):
             self._study.enqueue_trial(self._space.nearest(self._baselines[number].choices))

@@ -7,7 +7,7 @@ again: its recorded price is put on the clock instead, so that a comparison can 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import process_time
 
@@ -88,14 +88,28 @@ def metered(model: ModelSpec, bucket: Bucket, chip: HardwareSpec, cache: Cache, 
     return Metered(SimulatorEvaluator(model, bucket, chip, Workload.nominal(bucket), 0, draws), cache)
 
 
-def study_of(problem: Problem, config: SearchConfig, meter: Metered, **course: object) -> BucketStudy:
-    """A search of the problem's first bucket on that clock, in this process."""
+def study_of(
+    problem: Problem, config: SearchConfig, meter: Metered, *, frozen: tuple[str, ...] = (), **course: object
+) -> BucketStudy:
+    """A search of the problem's first bucket on that clock, in this process.
+
+    Choices whose names begin with one of `frozen` stay as the hand plan has them.
+    """
     bucket = config.buckets[0]
     journal = Journal.in_memory().bucket("compared")
     floor_ns = bounds(problem.model, problem.chip, Workload.nominal(bucket)).lower_ns
     space = Space(problem.model, bucket, problem.chip, config.space)
+    freeze(space, problem.baselines[0].choices, frozen)
     whole = Course(space, problem.baselines, config, floor_ns, clock=meter.clock, **course)
     return BucketStudy(whole, NotedWorkers(Workers(1), meter, journal), journal, lambda _: None)
+
+
+def freeze(space: Space, choices: Choices, prefixes: tuple[str, ...]) -> None:
+    """Leave those dimensions of a space one value, the one that means `choices`."""
+    at = space.nearest(choices)
+    for name, dimension in space._by_name.items():
+        if name.startswith(prefixes) and prefixes:
+            space._by_name[name] = replace(dimension, values=(dimension.values[at.get(name, 0)],))
 
 
 def shipped(name: str, *overrides: str) -> Problem:
