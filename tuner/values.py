@@ -164,7 +164,7 @@ class Values:
         pairs = [(rounding, size) for rounding in roundings for size in self.copies(rounding)]
         copies = {size for _, size in pairs}
         free = max(self._most_ring_bytes(size, rounding) for rounding, size in pairs)
-        held = min(limits.least_stages(self.model, rounding, size) * size for rounding, size in pairs)
+        held = max(limits.least_stages(self.model, rounding, size) * size for rounding, size in pairs)
         least = min(held, free)
         caps = given.in_flight_cap_bytes or (*(each * KIB for each in CAPS_KIB), 0)
         yield ordered("ring.copy_bytes", copies)
