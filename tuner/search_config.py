@@ -50,8 +50,8 @@ class Proposals(Frozen):
 
     sampler: Literal["tpe", "random"] = "tpe"
     seed: int = Field(default=0, ge=0, lt=2**32)
-    step_percent: int = Field(default=50, ge=0, le=100)
-    startup_trials: int = Field(default=32, ge=0)
+    step_percent: int = Field(default=75, ge=0, le=100)
+    startup_trials: int = Field(default=16, ge=0)
     batch: int = Field(default=8, ge=1, le=256)
     jobs: int = Field(default=1, ge=1, le=256)
     heat_trials: int = Field(default=8, ge=4)

@@ -31,12 +31,10 @@ METHODS = {
     "random": (0, lambda seed: RandomSampler(seed=seed)),
     "TPE": (0, lambda seed: TPESampler(seed=seed, n_startup_trials=STARTUP)),
     "CMA-ES": (0, lambda seed: CmaEsSampler(seed=seed, n_startup_trials=STARTUP, warn_independent_sampling=False)),
-    "GP": (0, lambda seed: GPSampler(seed=seed, n_startup_trials=STARTUP, deterministic_objective=True)),
+    "GP": (0, lambda seed: GPSampler(seed=seed, n_startup_trials=STARTUP, warn_independent_sampling=False)),
     "steps alone": (100, lambda seed: RandomSampler(seed=seed)),
-    "random and steps": (50, lambda seed: RandomSampler(seed=seed)),
-    "TPE and steps": (50, lambda seed: TPESampler(seed=seed, n_startup_trials=STARTUP)),
-    "GP and steps": (50, lambda seed: GPSampler(seed=seed, n_startup_trials=STARTUP, deterministic_objective=True)),
-    "TPE and 80% steps": (80, lambda seed: TPESampler(seed=seed, n_startup_trials=STARTUP)),
+    "TPE and steps": (75, lambda seed: TPESampler(seed=seed, n_startup_trials=STARTUP)),
+    "GP and steps": (75, lambda seed: GPSampler(seed=seed, n_startup_trials=STARTUP, warn_independent_sampling=False)),
 }
 """Share of small steps in percent, and the sampler of the others."""
 
