@@ -23,16 +23,15 @@ from rich.live import Live
 from megakernel.assets import locate
 from megakernel.config import ConfigError, check_writable, load_json, pretty_json, write_text_atomic
 from megakernel.plan import Plan
-from megakernel.workload import Bucket
 from tuner import insight, report
 from tuner.export import choices_toml, entry_of
 from tuner.journal import identity_of, open_journal
-from tuner.measure import Command, Replay, check_command, load_record
+from tuner.measure import measurers
 from tuner.problem import Problem, load_problem
 from tuner.queue import RemoteWorkers, WorkQueue, open_storage, serve
 from tuner.refresh import refresh as run_refresh
 from tuner.request import all_candidates, request_toml
-from tuner.search import MeasurerFor, plan_of, simulator_evaluator
+from tuner.search import plan_of, simulator_evaluator
 from tuner.search import search as run_search
 from tuner.study import Ended
 from tuner.worker import work
@@ -90,7 +89,7 @@ def search(
     kept = _journal_path(out, journal)
     _check_outputs(out, picture, kept)
     problem = load_problem(config, [*_flags(seconds, trials, seed, jobs), *(assignments or [])])
-    measurer_for = _measurers(problem, out, replay, measure=measure)
+    measurer_for = measurers(problem, f"{out}.measured", replay, measure=measure)
     jobs_here = problem.config.proposals.jobs
     remote = None if storage is None else RemoteWorkers(_queue(problem, storage), jobs_here, lost_after)
     buckets = problem.config.buckets
@@ -243,30 +242,11 @@ def _queue(problem: Problem, storage: str) -> WorkQueue:
     return WorkQueue(open_storage(storage), identity_of(problem))
 
 
-def _make_folder(path: str, flag: str = "--plots") -> None:
+def _make_folder(path: str) -> None:
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{flag} {path}: not a folder that can be made: {error.strerror}") from None
-
-
-def _measurers(problem: Problem, out: str, replay: str | None, *, measure: bool) -> MeasurerFor:
-    """Who times finalists, bucket by bucket: a command, a record, or nobody."""
-    if measure and replay is not None:
-        raise ConfigError("--measure and --replay both say who decides; needed one of them")
-    if replay is not None:
-        record = load_record(replay, problem)
-        return lambda bucket: Replay(record) if bucket == record.bucket else None
-    if not measure:
-        return lambda _: None
-    check_command(problem.config.ladder.measured)
-
-    def command(bucket: Bucket) -> Command:
-        folder = f"{out}.measured/{bucket.rows}x{bucket.max_context_tokens}"
-        _make_folder(folder, "--measure")
-        return Command(problem, bucket, Path(folder))
-
-    return command
+        raise ConfigError(f"--plots {path}: not a folder that can be made: {error.strerror}") from None
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,6 +128,31 @@ class Replay:
             outcomes[name] = Unrecorded() if found is None else _part(outcome_of(self.record, found), stage)
         timed = [each for each in outcomes.values() if isinstance(each, Timed)]
         return Batch(outcomes, sum(sum(each.ms) for each in timed) / 1e3, f"{_card(self.record)}, replayed")
+
+
+MeasurerFor = Callable[[Bucket], Measurer | None]
+
+
+def measurers(problem: Problem, folder: str, replay: str | None, *, measure: bool) -> MeasurerFor:
+    """Who times finalists, bucket by bucket: the command, whose files stay in `folder`, the record `replay`, or nobody."""
+    if measure and replay is not None:
+        raise ConfigError("--measure and --replay both say who decides; needed one of them")
+    if replay is not None:
+        record = load_record(replay, problem)
+        return lambda bucket: Replay(record) if bucket == record.bucket else None
+    if not measure:
+        return lambda _: None
+    check_command(problem.config.ladder.measured)
+
+    def command(bucket: Bucket) -> Command:
+        own = Path(folder) / f"{bucket.rows}x{bucket.max_context_tokens}"
+        try:
+            own.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{own}: not a folder that can be made: {error.strerror}") from None
+        return Command(problem, bucket, own)
+
+    return command
 
 
 def check_command(how: Measuring) -> None:

@@ -19,7 +19,7 @@ from simulator.bounds import bounds
 from tuner.evaluate import Evaluator, SimulatorEvaluator
 from tuner.finals import Finals, Stadium, hold_finals
 from tuner.journal import BucketJournal, Journal
-from tuner.measure import Measurer
+from tuner.measure import MeasurerFor
 from tuner.outcome import Rung, Scored
 from tuner.problem import Baseline, Problem
 from tuner.queue import RemoteWorkers
@@ -56,7 +56,6 @@ Watch = Callable[[int, Progress], None]
 """Told the bucket's number and where its search stands."""
 
 EvaluatorFor = Callable[[Problem, Bucket], Evaluator]
-MeasurerFor = Callable[[Bucket], Measurer | None]
 
 
 def simulator_evaluator(problem: Problem, bucket: Bucket) -> Evaluator:
