@@ -168,7 +168,9 @@ class Values:
         least = min(held, free)
         caps = given.in_flight_cap_bytes or (*(each * KIB for each in CAPS_KIB), 0)
         yield ordered("ring.copy_bytes", copies)
-        yield ordered("ring.ring_bytes", given.ring_bytes or (*range(least, free, RING_STEP_KIB * KIB), free))
+        step = RING_STEP_KIB * KIB
+        sizes = (least, *range(-(-least // step) * step, free, step), free)
+        yield ordered("ring.ring_bytes", given.ring_bytes or sizes)
         yield ordered("ring.in_flight_cap_bytes", (each or NO_CAP for each in caps))
 
     def _shares_warps(self, rounding: Rounding, chunk_tokens: int) -> bool:
