@@ -164,12 +164,12 @@ class Values:
         pairs = [(rounding, size) for rounding in roundings for size in self.copies(rounding)]
         copies = {size for _, size in pairs}
         free = max(self._most_ring_bytes(size, rounding) for rounding, size in pairs)
-        held = max(limits.least_stages(self.model, rounding, size) * size for rounding, size in pairs)
-        least = min(held, free)
+        # The smallest ring of every copy size is a value of its own: shorter wishes are lengthened to it.
+        held = {limits.least_stages(self.model, rounding, size) * size for rounding, size in pairs}
         caps = given.in_flight_cap_bytes or (*(each * KIB for each in CAPS_KIB), 0)
         yield ordered("ring.copy_bytes", copies)
         step = RING_STEP_KIB * KIB
-        sizes = (least, *range(-(-least // step) * step, free, step), free)
+        sizes = (*(each for each in held if each < free), *range(-(-min(held) // step) * step, free, step), free)
         yield ordered("ring.ring_bytes", given.ring_bytes or sizes)
         yield ordered("ring.in_flight_cap_bytes", (each or NO_CAP for each in caps))
 

@@ -190,3 +190,11 @@ def test_task_counts_are_whole_units_or_whole_waves(units):
     for count in counts:
         assert 1 <= count <= min(units, 528)
         assert count % 132 == 0 or any(-(-units // each) == count for each in range(1, units + 1))
+
+
+def test_rings_from_the_smallest_to_the_largest_are_values():
+    space = Space(north.model(), north.BUCKET, north.chip(), SpaceValues())
+    rings = next(each.values for each in space.dimensions if each.name == "ring.ring_bytes")
+    assert min(rings) <= 65536
+    assert max(rings) >= 196608
+    assert len(rings) > 8
