@@ -134,7 +134,7 @@ MeasurerFor = Callable[[Bucket], Measurer | None]
 
 
 def measurers(problem: Problem, folder: str, replay: str | None, *, measure: bool) -> MeasurerFor:
-    """Who times finalists, bucket by bucket: the command, whose files stay in `folder`, the record `replay`, or nobody."""
+    """Who times finalists, by bucket: the command, whose files stay in `folder`, the record `replay`, or nobody."""
     if measure and replay is not None:
         raise ConfigError("--measure and --replay both say who decides; needed one of them")
     if replay is not None:
