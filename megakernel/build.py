@@ -58,6 +58,6 @@ def assemble(model: ModelSpec, bucket: Bucket, choices: Choices, num_sms: int) -
     graph = lower(model, bucket, choices)
     schedule = place(graph, choices.interleave, num_sms)
     after_wait = choices.interleave.loads == "after_wait"
-    wiring = wire(graph, derive(graph), schedule, load_after_wait=after_wait)
+    wiring = wire(graph, derive(graph), schedule, load_after_wait=after_wait, words=choices.counters.words)
     table = pack(graph, schedule, wiring, bucket, choices)
     return BuiltStep(model, bucket, choices, graph, table, wiring.titles)

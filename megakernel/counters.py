@@ -1,15 +1,17 @@
 """Dependencies turned into counters, waits and arrivals; nothing else writes a wait.
 
 A counter belongs to one operator at its end, or at its early signal, and every task of it arrives once a step whatever
-the live state. A record waits only for what its SM has not waited for before in the step: the producer knows what it
-waited for, and the consumers know that too, since a run starts after its own record's load wait.
+the live state; the arrivals of one operator may be dealt to several words, and whoever waits for it waits for all. A
+record waits only for what its SM has not waited for before in the step: the producer knows what it waited for, and the
+consumers know that too, since a run starts after its own record's load wait.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
-from megakernel.graph import TaskGraph
+from megakernel.graph import Op, TaskGraph
 from megakernel.hazards import Dependencies, Source
 from megakernel.placement import Schedule
 
@@ -45,35 +47,37 @@ class Wiring:
     titles: tuple[str, ...]
 
 
-def wire(graph: TaskGraph, dependencies: Dependencies, schedule: Schedule, *, load_after_wait: bool) -> Wiring:
-    """Give dependencies counters and records their waits; `load_after_wait` holds loads back to the run wait."""
-    counters: dict[tuple[int, bool], int] = {}
-    for needs in dependencies.needs:
-        for source in (*needs.load, *needs.run):
-            counters.setdefault((source.op, source.early), 0)
+def wire(
+    graph: TaskGraph, dependencies: Dependencies, schedule: Schedule, *, load_after_wait: bool, words: int = 1
+) -> Wiring:
+    """Give dependencies counters, `words` each, and records their waits.
+
+    `load_after_wait` holds loads back to the run wait.
+    """
+    awaited = {(source.op, source.early) for needs in dependencies.needs for source in (*needs.load, *needs.run)}
     totals: list[int] = []
     titles: list[str] = []
-    for counter, (op_idx, early) in enumerate(sorted(counters)):
-        counters[op_idx, early] = counter
-        op = graph.ops[op_idx]
-        totals.append(sum(task.signals_early for task in op.tasks) if early else len(op.tasks))
-        titles.append(f"{op.title}{'.early' if early else ''}")
+    arrives: dict[tuple[int, bool], list[int]] = {}  # by awaited operator, the counter of each of its tasks
+    waits: dict[Source, tuple[Wait, ...]] = {}
+    for op_idx, early in sorted(awaited):
+        op, first = graph.ops[op_idx], len(totals)
+        arrives[op_idx, early] = _deal(op, first, words, early=early)
+        found = Counter(counter for counter in arrives[op_idx, early] if counter != NONE)
+        totals += [found[counter] for counter in sorted(found)]
+        name = f"{op.title}{'.early' if early else ''}"
+        titles += [name if len(found) == 1 else f"{name}, word {idx + 1}" for idx in range(len(found))]
+        for lag in (0, 1):
+            waits[Source(op_idx, early, lag)] = tuple(Wait(each, lag, found[each]) for each in sorted(found))
 
     op_of = [idx for idx, op in enumerate(graph.ops) for _ in op.tasks]
     first_task = graph.first_task
-    arrivals = [(counters.get((idx, True), NONE), counters.get((idx, False), NONE)) for idx in range(len(graph.ops))]
-    waits = {
-        source: Wait(counter, source.lag, totals[counter])
-        for (op, early), counter in counters.items()
-        for source in (Source(op, early, 0), Source(op, early, 1))
-    }
     bits = {source: dependencies.bit(source) for source in waits}
 
     def new(sources: tuple[Source, ...], known: int) -> tuple[tuple[Wait, ...], int]:
         fresh: list[Wait] = []
         for source in sources:
             if not known & bits[source]:
-                fresh.append(waits[source])
+                fresh += waits[source]
                 known |= dependencies.implied[source]
         return tuple(fresh), known
 
@@ -86,9 +90,20 @@ def wire(graph: TaskGraph, dependencies: Dependencies, schedule: Schedule, *, lo
             load_sources = needs.load + needs.run if load_after_wait else needs.load
             load_waits, loads_know = new(load_sources, loads_know)
             run_waits, runs_know = new(needs.run, runs_know | loads_know)
-            early, end = arrivals[op_idx]
-            publishes = graph.ops[op_idx].tasks[task - first_task[op_idx]].signals_early
-            signals[task] = Signals(load_waits, run_waits, early if publishes else NONE, end)
+            idx = task - first_task[op_idx]
+            early, end = (arrives[op_idx, each][idx] if (op_idx, each) in arrives else NONE for each in (True, False))
+            signals[task] = Signals(load_waits, run_waits, early, end)
     placed = tuple(signal for signal in signals if signal is not None)
     assert len(placed) == graph.num_tasks, "the schedule leaves out a task"
     return Wiring(placed, tuple(totals), tuple(titles))
+
+
+def _deal(op: Op, first: int, words: int, *, early: bool) -> list[int]:
+    """The counter at which each task of an operator arrives, those from `first` on in turn; NONE: at none."""
+    counters: list[int] = []
+    turn = 0
+    for task in op.tasks:
+        arrives = task.signals_early or not early
+        counters.append(first + turn % words if arrives else NONE)
+        turn += arrives
+    return counters

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from megakernel.abi import MAX_LOAD_WAITS, MAX_RUN_WAITS
 from megakernel.graph import TaskGraph
 from megakernel.hardware import HardwareSpec
 from megakernel.kinds import KINDS
@@ -83,6 +84,15 @@ def least_stages(model: ModelSpec, rounding: Rounding, copy_bytes: int) -> int:
     return max(held, 2 * chunk_pieces(model, rounding, copy_bytes))
 
 
+MOST_SOURCES = {"ahead": 2, "after_wait": 3}
+"""Operators that one phase of a record waits for at most, by when its loads start."""
+
+
+def most_words(choices: Choices) -> int:
+    """Words that an operator's arrivals may be dealt to, so that a record still holds its waits."""
+    return min(MAX_LOAD_WAITS, MAX_RUN_WAITS) // MOST_SOURCES[choices.interleave.loads]
+
+
 def memory_bytes(graph: TaskGraph) -> tuple[int, int]:
     """Device memory of weights, and of everything else (KV cache of the whole bucket and scratch)."""
     weights = sum(buffer.bytes for buffer in graph.buffers if buffer.read_only)
@@ -110,6 +120,7 @@ def reasons(model: ModelSpec, bucket: Bucket, choices: Choices, chip: HardwareSp
         *_ring(model, bucket, choices, chip),
         *_order(model, choices),
         *_placement(model, bucket, choices, chip),
+        *_counters(choices),
     ]
 
 
@@ -217,3 +228,13 @@ def _placement(model: ModelSpec, bucket: Bucket, choices: Choices, chip: Hardwar
             if units > MAX_SHARE_UNITS:
                 yield f"cut.up is {choices.cut.up}: a share could get {units} units, a list holds {MAX_SHARE_UNITS}"
                 break
+
+
+def _counters(choices: Choices) -> Iterator[str]:
+    words, most = choices.counters.words, most_words(choices)
+    if words > most:
+        loads = choices.interleave.loads
+        yield (
+            f"counters.words is {words}, needed at most {most} where loads start {loads}: records wait for up to "
+            f"{MOST_SOURCES[loads]} operators and hold {min(MAX_LOAD_WAITS, MAX_RUN_WAITS)} waits"
+        )

@@ -29,16 +29,24 @@ class Score(Frozen):
     name: str
     predicted_ns: float = Field(gt=0)
     choices: Choices
+    measured_ns: float | None = Field(default=None, gt=0)
 
 
 class PlanEntry(Frozen):
-    """Choices for one bucket, the digest of the table they give, and the candidates they beat."""
+    """Choices for one bucket, the digest of the table they give, and the candidates they beat.
+
+    `predicted_ns` is the mean over routings and `p95_ns` what one in twenty exceeds; `bound_ns` can't be beaten by
+    these choices, `floor_ns` by none. Where the search measured, `measured_ns` decided.
+    """
 
     bucket: Bucket
     choices: Choices
     table_digest: str
     predicted_ns: float | None = Field(default=None, gt=0)
+    p95_ns: float | None = Field(default=None, gt=0)
     bound_ns: float | None = Field(default=None, gt=0)
+    floor_ns: float | None = Field(default=None, gt=0)
+    measured_ns: float | None = Field(default=None, gt=0)
     losers: tuple[Score, ...] = ()
 
 
@@ -46,7 +54,7 @@ class Provenance(Frozen):
     """How a plan came to be: the command, its search configuration, seed and number of candidates scored.
 
     Predicted times are means over `draws` routings of the law `routing`, drawn from `seed`, at the buckets' nominal
-    contexts: with them, another lowering or simulator can score the same choices again.
+    contexts: with them, another lowering or simulator can score the same choices again. `measured_on` names the card.
     """
 
     command: str
@@ -55,6 +63,7 @@ class Provenance(Frozen):
     candidates: int = 0
     routing: Routing = Routing()
     draws: int = Field(default=1, ge=1)
+    measured_on: str = ""
 
 
 class Plan(Frozen):

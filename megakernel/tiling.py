@@ -120,6 +120,15 @@ class Interleave(Frozen):
         return tuple(Segment.parse(text) for text in self.order)
 
 
+class Counters(Frozen):
+    """How arrivals are counted: those of an operator in `words` words of memory, its readers waiting for each.
+
+    Arrivals on one word are served one after another; a word more is a wait more in every reader's record.
+    """
+
+    words: int = Field(default=1, ge=1, le=4)
+
+
 class Choices(Frozen):
     """All that a plan decides for one bucket."""
 
@@ -127,6 +136,7 @@ class Choices(Frozen):
     cut: Cut
     ring: Ring
     interleave: Interleave
+    counters: Counters = Counters()
 
 
 def slice_of(columns: int, rounding: Rounding) -> int:

@@ -112,7 +112,7 @@ def chunk_pieces(model: ModelSpec, rounding: Rounding, copy_bytes: int) -> int:
     tokens = rounding.page_tokens
     while tokens * model.head_dim * 2 > copy_bytes and tokens // 2 % block_tokens(rounding) == 0:
         tokens //= 2
-    return rounding.chunk_tokens // tokens
+    return max(rounding.chunk_tokens // tokens, 1)
 
 
 def _teams(model: ModelSpec, rounding: Rounding, copy_bytes: int) -> int:

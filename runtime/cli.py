@@ -17,6 +17,7 @@ from megakernel.config import ConfigError, check_writable, pretty_json, write_te
 from megakernel.families import SUPPORTED_FAMILIES, read_model
 from megakernel.hardware import load_hardware
 from megakernel.header import render
+from megakernel.measurement import Fault
 from runtime.report import facts_table, model_table, samples_table
 
 if TYPE_CHECKING:
@@ -86,18 +87,36 @@ def measure(
     config: Annotated[str, typer.Argument(help="A measurement file, such as configs/measure/north-h200.toml.")],
     *,
     out: Annotated[str | None, typer.Option(help="Where the JSON record goes.")] = None,
+    tolerant: Annotated[
+        bool, typer.Option("--tolerant", help="Gate each variant first, and go on without those that fail.")
+    ] = False,
 ) -> None:
-    """Time all variants of a file, interleaved, in streaming mode."""
+    """Time all variants of a file, interleaved, as each one's kernel options say.
+
+    With --tolerant, as searches measure: a variant that is illegal, does not compile, computes other than those before
+    it, or hangs is named with its reason in the record; OUT.now names the variant at work.
+    """
     _need_card()
     from runtime.gpu.campaign import measure as measure_campaign  # noqa: PLC0415 - torch and the compiler
     from runtime.gpu.campaign import read_campaign  # noqa: PLC0415
+    from runtime.gpu.contest import measure_tolerantly  # noqa: PLC0415
 
     if out:
         check_writable(out)
-    found = measure_campaign(read_campaign(locate(config)))
+    faults: dict[str, Fault] = {}
+    campaign = read_campaign(locate(config), faults if tolerant else None)
+    if tolerant:
+        now = Path(f"{out}.now") if out else None
+        found = measure_tolerantly(campaign, faults, lambda name: now.write_text(name, encoding="utf-8") if now else 0)
+        if now:
+            now.unlink(missing_ok=True)
+    else:
+        found = measure_campaign(campaign)
     if out:
         write_text_atomic(out, pretty_json(found))
-    Console().print(samples_table(found.samples, float(found.facts["roofline_ms"])))
+    Console().print(samples_table(found.samples, float(found.facts.get("roofline_ms", 0)) or None))
+    for name, fault in found.faults.items():
+        Console().print(f"{name}: {fault.kind}: {fault.text}", markup=False)
 
 
 @app.command()

@@ -13,7 +13,7 @@ from megakernel.model import DenseMlp, LayerSpec, ModelSpec, RoutedMlp
 
 
 class TimedSample(Protocol):
-    """A measured variant, as `runtime.gpu.measure` makes them."""
+    """A measured variant, as `megakernel.measurement` has them."""
 
     @property
     def name(self) -> str:

@@ -25,12 +25,16 @@ from megakernel.config import ConfigError, check_writable, load_json, pretty_jso
 from megakernel.plan import Plan
 from tuner import insight, report
 from tuner.export import choices_toml, entry_of
-from tuner.journal import open_journal
-from tuner.problem import load_problem
+from tuner.journal import identity_of, open_journal
+from tuner.measure import measurers
+from tuner.problem import Problem, load_problem
+from tuner.queue import RemoteWorkers, WorkQueue, open_storage, serve
 from tuner.refresh import refresh as run_refresh
-from tuner.search import plan_of
+from tuner.request import all_candidates, request_toml
+from tuner.search import plan_of, simulator_evaluator
 from tuner.search import search as run_search
 from tuner.study import Ended
+from tuner.worker import work
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Search plans, and keep them up to date.")
 
@@ -63,17 +67,31 @@ def search(
     picture: Annotated[str | None, typer.Option(help="Also write the report as a picture: .svg or .html.")] = None,
     journal: Annotated[str | None, typer.Option(help="Optuna journal of the search; OUT.journal by default.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget what the journal knows.")] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Let a card decide among the best: see [ladder.measured].")
+    ] = False,
+    replay: Annotated[
+        str | None, typer.Option(help="Let a record decide, as `runtime measure --tolerant` left it.")
+    ] = None,
+    storage: Annotated[
+        str | None, typer.Option(help="Leave the scoring to workers that meet here: grpc://HOST:PORT or a database.")
+    ] = None,
+    lost_after: Annotated[float, typer.Option(help="Seconds of silence after which a worker is given up.")] = 60.0,
 ) -> None:
     """Search a plan for every bucket of CONFIG and write it to OUT; Ctrl-C ends the search and keeps the best so far.
 
     The result is never worse than the hand plan, the reference plan or the reference's order under the hand plan's
-    cap, which always race. However a search ended, the same command goes on from its journal; a larger budget is no
-    other search. Exit code 0 also after Ctrl-C or SIGTERM, once there is a plan to write; 130 before that; 1 when a
-    worker was lost.
+    cap, which always race. With --measure the best are timed on a card, beside those plans; files of what was asked
+    and answered stay in OUT.measured. A card that is lost leaves the predictions to decide. However a search ended,
+    the same command goes on from its journal; a larger budget is no other search. Exit code 0 also after Ctrl-C or
+    SIGTERM, once there is a plan to write; 130 before that; 1 when a worker was lost.
     """
     kept = _journal_path(out, journal)
     _check_outputs(out, picture, kept)
     problem = load_problem(config, [*_flags(seconds, trials, seed, jobs), *(assignments or [])])
+    measurer_for = measurers(problem, f"{out}.measured", replay, measure=measure)
+    jobs_here = problem.config.proposals.jobs
+    remote = None if storage is None else RemoteWorkers(_queue(problem, storage), jobs_here, lost_after)
     buckets = problem.config.buckets
     shown = report.LiveSearch(buckets, problem.config.budget)
     progress_console = Console(stderr=True)
@@ -85,7 +103,7 @@ def search(
                     f"going on from {record.num_trials} candidates in {kept}", soft_wrap=True, markup=False
                 )
             with Live(shown, console=progress_console, transient=True):
-                results = run_search(problem, shown.update, journal=record)
+                results = run_search(problem, shown.update, journal=record, measurer_for=measurer_for, remote=remote)
     except KeyboardInterrupt:
         progress_console.print("interrupted before there was a result; nothing is written", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
@@ -108,6 +126,62 @@ def search(
         write_text_atomic(picture, console.export_svg(title="tuner search") if is_svg else console.export_html())
     if ended is Ended.WORKER_LOST:
         raise typer.Exit(WORKER_LOST)
+
+
+@app.command()
+def worker(
+    config: Annotated[str, typer.Argument(help="The search file of the search to work for.")],
+    *,
+    storage: Annotated[
+        str, typer.Option(help="Where the search and its workers meet: grpc://HOST:PORT or a database.")
+    ],
+    seed: Annotated[int | None, typer.Option(help="The search's --seed.")] = None,
+    assignments: Annotated[list[str] | None, typer.Option("--set", help="The search's own --set.")] = None,
+) -> None:
+    """Score candidates of `tuner search CONFIG --storage URL`, on this machine or any other, until it ends.
+
+    Model, chip, code and everything else that scores depend on must be the search's: another queue is another search's.
+    """
+    problem = load_problem(config, [*_flags(None, None, seed, None), *(assignments or [])])
+    queue = _queue(problem, storage)
+    console = Console(stderr=True)
+    with console.status("waiting for candidates") as status:
+        done = work(
+            queue,
+            lambda bucket: simulator_evaluator(problem, bucket),
+            lambda number, item: status.update(f"candidate {number + 1}, {item.rung.name.lower().replace('_', ' ')}"),
+        )
+    console.print(f"scored {done} candidates; the search has ended", soft_wrap=True)
+
+
+@app.command()
+def storage(
+    url: Annotated[str, typer.Argument(help="The database behind it, such as sqlite:///search.db.")],
+    *,
+    host: Annotated[str, typer.Option(help="Address to listen at; others than this machine's can write there.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(help="Port to listen at.")] = 13000,
+) -> None:
+    """Serve a storage through Optuna's gRPC proxy, for a search and its workers; Ctrl-C ends it."""
+    serve(url, host, port, lambda: Console().print(f"grpc://{host}:{port}", soft_wrap=True, markup=False))
+
+
+@app.command()
+def request(
+    config: Annotated[str, typer.Argument(help="A search file with a small space.")],
+    *,
+    out: Annotated[str, typer.Option(help="The measurement file to write, TOML, for `runtime measure --tolerant`.")],
+) -> None:
+    """Write all candidates of a small space, and the plans that always race, as one measurement file."""
+    check_writable(out)
+    problem = load_problem(config)
+    bucket, *others = problem.config.buckets
+    if others:
+        raise ConfigError(f"{config}: has {1 + len(others)} buckets, a measurement file has one")
+    named = all_candidates(problem, bucket)
+    write_text_atomic(out, request_toml(problem, bucket, named, Path(out).parent))
+    Console().print(f"wrote {len(named)} variants to {out}", soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -162,6 +236,10 @@ def export(
     check_writable(out)
     write_text_atomic(out, choices_toml(entry_of(load_json(locate(plan), Plan), bucket)))
     Console().print(f"wrote {out}", soft_wrap=True, markup=False)
+
+
+def _queue(problem: Problem, storage: str) -> WorkQueue:
+    return WorkQueue(open_storage(storage), identity_of(problem))
 
 
 def _make_folder(path: str) -> None:

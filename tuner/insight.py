@@ -6,7 +6,8 @@ itself. Called by `tuner show`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,13 @@ from megakernel.config import ConfigError, write_text_atomic
 from megakernel.plan import Plan, PlanEntry
 from tuner.journal import IDENTITY, VALUES, read_storage
 from tuner.search import study_name
-from tuner.space import NO_CAP
+from tuner.values import NO_CAP
+
+SIZES: dict[str, Callable[[int], tuple[float, float]]] = {
+    "history": lambda _: (9.0, 5.0),
+    "slices": lambda count: (max(2.6 * count, 4.0), 3.6),
+}
+"""Inches of a picture, by how many plots it has."""
 
 LEAST_TRIALS = 8
 """Scored candidates below which Optuna is not asked what matters: it would say something all the same."""
@@ -80,19 +87,23 @@ def studies_of(path: str, plan: Plan) -> list[optuna.Study]:
     """The study of every bucket of a plan; ConfigError when the journal in `path` is of another search."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = read_storage(path)
-    rounding = plan.entries[0].choices.rounding
-    names = [study_name(idx, each.bucket, rounding if idx else None) for idx, each in enumerate(plan.entries)]
+    settled = plan.entries[0].choices.rounding if len(plan.entries) > 1 else None
+    names = [study_name(idx, each.bucket, settled) for idx, each in enumerate(plan.entries)]
     return [_study(path, storage, name, plan) for name in names]
 
 
 def check_plots() -> None:
-    """ConfigError unless pictures can be drawn."""
-    if not optuna.visualization.is_available():
-        raise ConfigError("--plots needs plotly, which is not installed; pip install 'counterpoint[plots]'")
+    """ConfigError unless pages and pictures can be drawn."""
+    for name, module in (("plotly", optuna.visualization), ("matplotlib", optuna.visualization.matplotlib)):
+        if not module.is_available():
+            raise ConfigError(f"--plots needs {name}, which is not installed; pip install 'counterpoint[plots]'")
 
 
 def plot(study: optuna.Study, folder: Path, number: int) -> list[Path]:
-    """Write the history and the slices of a bucket's study as pages that need no network; their paths."""
+    """Write the history and the slices of a bucket's study; their paths.
+
+    Each is a page that needs no network, and a picture, which matplotlib draws without a browser.
+    """
     valued = _with_values(study)
     figures = {
         "history": optuna.visualization.plot_optimization_history(valued, target_name="predicted ns"),
@@ -103,6 +114,19 @@ def plot(study: optuna.Study, folder: Path, number: int) -> list[Path]:
         path = folder / f"{name}-{number}.html"
         page: str = figure.to_html(include_plotlyjs=True)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         write_text_atomic(path, page)
+        written.append(path)
+    drawn = optuna.visualization.matplotlib
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        axes = {
+            "history": drawn.plot_optimization_history(valued, target_name="predicted ns"),
+            "slices": drawn.plot_slice(valued, target_name="predicted ns"),
+        }
+    for name, axis in axes.items():
+        figure: Any = getattr(axis, "flat", [axis])[0].figure
+        figure.set_size_inches(*SIZES[name](len(getattr(axis, "flat", [axis]))))
+        path = folder / f"{name}-{number}.png"
+        figure.savefig(path, dpi=100, bbox_inches="tight")
         written.append(path)
     return written
 

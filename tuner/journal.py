@@ -126,6 +126,14 @@ class BucketJournal:
         if VALUES not in self.study.user_attrs:
             self.study.set_user_attr(VALUES, {name: list(each) for name, each in values.items()})
 
+    def measured(self, asked: str) -> object:
+        """A batch that was measured before, if it was; `asked` is the digest of the question."""
+        return self.study.user_attrs.get(f"measured {asked}")
+
+    def note_measured(self, asked: str, batch: object) -> None:
+        """Note a batch that was measured."""
+        self.study.set_user_attr(f"measured {asked}", batch)
+
     def spent(self, elapsed_s: float) -> None:
         """Note how long the search has run in all."""
         self.study.set_user_attr(ELAPSED, elapsed_s)
@@ -206,7 +214,8 @@ def identity_of(problem: Problem) -> dict[str, str]:
     """What scores and proposals depend on; budget and processes may change between runs of one search."""
     config = problem.config
     proposals = config.proposals.model_dump(exclude={"jobs", "seed"})
-    asked = config.model_dump(exclude={"budget", "proposals", "model", "chip", "baselines"})
+    left_out = {"budget": True, "proposals": True, "model": True, "chip": True, "baselines": True}
+    asked = config.model_dump(exclude={**left_out, "ladder": {"measured"}})
     return {
         "seed": str(config.proposals.seed),
         "chip": digest(problem.chip),
@@ -216,10 +225,10 @@ def identity_of(problem: Problem) -> dict[str, str]:
     }
 
 
-def code_digest() -> str:
-    """Digest of the sources that propose, lower and score."""
+def code_digest(*packages: str) -> str:
+    """Digest of the sources of some packages; of those that propose, lower and score by default."""
     total = sha256()
-    for package in ("megakernel", "simulator", "tuner"):
+    for package in packages or ("megakernel", "simulator", "tuner"):
         root = Path(str(resources.files(package)))
         for source in sorted(root.rglob("*.py")):
             total.update(source.relative_to(root).as_posix().encode() + b"\0" + source.read_bytes())

@@ -6,6 +6,7 @@ mixed them up would learn the wrong lesson. Returned by evaluators, told to the 
 
 from dataclasses import dataclass
 from enum import IntEnum
+from statistics import median
 
 
 class Rung(IntEnum):
@@ -47,6 +48,58 @@ class Scored:
 Outcome = Illegal | Refused | Scored
 
 
-def few_layers_ns(outcome: Outcome) -> float | None:
-    """Time of a candidate that was scored on few layers."""
-    return outcome.expected_ns if isinstance(outcome, Scored) and outcome.rung is Rung.FEW_LAYERS else None
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Milliseconds on a card, one a round, beside all others of the batch."""
+
+    ms: tuple[float, ...]
+
+    @property
+    def median_ns(self) -> float:
+        """Median."""
+        return median(self.ms) * 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Slower:
+    """Timed again, and `percent` slower than the winner: the median of the rounds' ratios."""
+
+    ms: tuple[float, ...]
+    percent: float
+
+
+@dataclass(frozen=True, slots=True)
+class FailedBuild:
+    """The compiler, or the card's memory, refused it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """It left other results than those before it, or took the process with it; its time does not count."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hung:
+    """A launch stopped; the post-mortem names the first task that should have fired."""
+
+    post_mortem: str
+
+
+@dataclass(frozen=True, slots=True)
+class MachineLost:
+    """There was no answer from a card, which says nothing of the candidate."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unrecorded:
+    """The record that is replayed does not have these choices."""
+
+
+Measured = Timed | Slower | Illegal | FailedBuild | Wrong | Hung | MachineLost | Unrecorded
+"""What became of a candidate on a card."""

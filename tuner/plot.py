@@ -20,7 +20,7 @@ def history(attempts: Sequence[Attempt], levels: Mapping[str, float]) -> list[st
 
     Candidates far above the levels are drawn at the upper edge: the picture is about who leads.
     """
-    times = [each.few_layers_ns for each in attempts]
+    times = [each.screened_ns for each in attempts]
     known = [ns for ns in times if ns is not None]
     if not known or not levels:
         return []

@@ -1,9 +1,9 @@
 """The race of one bucket: every candidate's outcome so far, who leads, and who climbs the ladder.
 
-Owns the ladder. A candidate first meets the limits and the closed-form bound; one whose bound is already above the
-leader can't win and goes no further. The others are scored on few layers; who leads there clearly is scored on all
-layers, verified, so that at any moment there is a proven result to keep. Nothing is scored twice at a rung. Refuses to
-propose: `study.py` does.
+Owns the ladder, as the search file sets it up. A candidate first meets the limits and the closed-form bound; one whose
+bound is already above the leader can't win and goes no further. The others are screened, on few layers as a rule; who
+leads there clearly is scored on all layers, verified, so that at any moment there is a proven result to keep. Nothing
+is scored twice at a rung. Refuses to propose: `study.py` does.
 """
 
 from __future__ import annotations
@@ -16,17 +16,15 @@ from time import monotonic
 
 from megakernel.config import ConfigError
 from megakernel.tiling import Choices
-from tuner.outcome import Illegal, Outcome, Refused, Rung, Scored, few_layers_ns
+from tuner.outcome import Illegal, Outcome, Refused, Rung, Scored
 from tuner.problem import Baseline
+from tuner.search_config import Ladder
 from tuner.workers import NotedWorkers
 
 SEEN, ILLEGAL, REFUSED = "seen before", "illegal", "refused by verify"
-BOUNDED, FEW, ALL = "bound above the leader", "scored on few layers", "scored on all layers"
-COUNTED = (SEEN, ILLEGAL, BOUNDED, FEW, ALL, REFUSED)
+BOUNDED, SCREENED, ALL = "bound above the leader", "screened", "scored on all layers"
+COUNTED = (SEEN, ILLEGAL, BOUNDED, SCREENED, ALL, REFUSED)
 """What a race counts, in the order in which a candidate climbs."""
-
-WORTH_PROVING = 0.005
-"""Share by which a new leader must beat the last proven one to be proven at once; all layers cost ten times a few."""
 
 
 @dataclass(frozen=True)
@@ -41,38 +39,61 @@ class Standing:
 class Race:
     """Outcomes of all candidates; `counts` says what became of them."""
 
-    def __init__(self, workers: NotedWorkers) -> None:
+    def __init__(self, workers: NotedWorkers, ladder: Ladder | None = None) -> None:
         """Nobody has started."""
         self._workers = workers
+        self._ladder = ladder or Ladder()
+        self._screen = Rung[self._ladder.screen.upper()]
         self._names: dict[Choices, str] = {}
         self._early: dict[Choices, Outcome] = {}  # at the bound or, for those that pass it, on few layers
         self._standings: dict[Choices, Standing] = {}
-        self._leader_ns = self._proven_ns = inf  # both on few layers
+        self._leader_ns = self._proven_ns = inf  # both as screened
         self._busy_s = 0.0  # of all processes, on all layers
+        self._proves, self._proofs = True, 0
         self.counts: Counter[str] = Counter()
 
     @property
     def standings(self) -> tuple[Standing, ...]:
         """Candidates scored on all layers, best first; of equals the one that came first."""
-        return tuple(sorted(self._standings.values(), key=lambda each: each.score.expected_ns))
+        return tuple(sorted(self._standings.values(), key=lambda each: self.rank_ns(each.score)))
+
+    def rank_ns(self, score: Scored) -> float:
+        """The time that ranks: expected or p95 over routings."""
+        return score.expected_ns if self._ladder.rank_by == "expected" else score.p95_ns
+
+    def screened_ns(self, outcome: Outcome) -> float | None:
+        """The time that ranks a candidate which got further than its bound."""
+        if not isinstance(outcome, Scored) or outcome.rung is Rung.BOUND:
+            return None
+        return self.rank_ns(outcome)
+
+    @property
+    def leader_ns(self) -> float:
+        """The best time as screened, whether it was proven or not."""
+        return min((ns for each in self._early.values() if (ns := self.screened_ns(each)) is not None), default=inf)
 
     def knows(self, choices: Choices) -> bool:
         """Whether a candidate with these choices was here before."""
         return choices in self._early
 
-    def enter_baselines(self, baselines: Sequence[Baseline]) -> None:
-        """Score the plans that always race on both last rungs; ConfigError when one can't run."""
+    def enter_baselines(self, baselines: Sequence[Baseline], *, prove: bool = True) -> None:
+        """Screen the plans that always race and, unless only a heat is run, prove them; ConfigError if one can't run.
+
+        A heat is a race that nobody wins.
+        """
         for each in baselines:
             self._names.setdefault(each.choices, each.name)
         choices = list(self._names)
-        self._early |= zip(choices, self._workers.evaluate(choices, Rung.FEW_LAYERS), strict=True)
-        self._finish(choices)
+        self._early |= zip(choices, self._workers.evaluate(choices, self._screen), strict=True)
+        self._proves = prove
+        if prove:
+            self._finish(choices)
         for each in choices:
             outcome = self._early[each]
             if not isinstance(outcome, Scored):
                 listed = "".join(f"\n  {fault}" for fault in _faults(outcome))
                 raise ConfigError(f"the {self._names[each]} can't race:{listed}")
-            self._leader_ns = self._proven_ns = min(self._leader_ns, outcome.expected_ns)
+            self._leader_ns = self._proven_ns = min(self._leader_ns, self.rank_ns(outcome))
 
     def enter(self, named: Mapping[str, Choices]) -> list[Outcome]:
         """Let candidates climb as far as they deserve; what became of each before the last rung."""
@@ -83,9 +104,9 @@ class Race:
         self.counts[SEEN] += len(named) - len(new)
         self._names |= new
         hopeful = [each for each in new if self._has_hope(each)]
-        for choices, outcome in zip(hopeful, self._workers.evaluate(hopeful, Rung.FEW_LAYERS), strict=True):
+        for choices, outcome in zip(hopeful, self._workers.evaluate(hopeful, self._screen), strict=True):
             self._early[choices] = outcome
-            self.counts[FEW] += 1
+            self.counts[SCREENED] += 1
         self._promote(hopeful)
         return [self._early[choices] for choices in named.values()]
 
@@ -105,7 +126,7 @@ class Race:
         self._early[choices] = outcome
         if not isinstance(outcome, Scored):
             self.counts[ILLEGAL] += 1
-        elif outcome.expected_ns >= self._leader_ns:
+        elif self._ladder.bound and outcome.expected_ns >= self._leader_ns:
             self.counts[BOUNDED] += 1
         else:
             return True
@@ -114,18 +135,20 @@ class Race:
     def _promote(self, candidates: Sequence[Choices]) -> None:
         """Let the best of a batch lead, and prove it on all layers if it leads by enough."""
         for best in self._best_first(candidates)[:1]:
-            best_ns = few_layers_ns(self._early[best])
+            best_ns = self.screened_ns(self._early[best])
             if best_ns is None or best_ns >= self._leader_ns:
                 return
-            if best_ns <= self._proven_ns * (1.0 - WORTH_PROVING):
+            may_prove = self._proves and self._proofs < self._ladder.proofs
+            if may_prove and best_ns <= self._proven_ns * (1.0 - self._ladder.lead_percent / 100.0):
+                self._proofs += 1
                 if self._finish([best]):
                     return
                 self._proven_ns = best_ns
             self._leader_ns = best_ns
 
     def _best_first(self, candidates: Sequence[Choices]) -> list[Choices]:
-        """Those of `candidates` that were scored on few layers, best first."""
-        found = {choices: few_layers_ns(self._early[choices]) for choices in candidates}
+        """Those of `candidates` that were screened, best first."""
+        found = {choices: self.screened_ns(self._early[choices]) for choices in candidates}
         scored = [(ns, choices) for choices, ns in found.items() if ns is not None]
         return [choices for _, choices in sorted(scored, key=lambda pair: pair[0])]
 

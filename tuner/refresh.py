@@ -12,6 +12,7 @@ from megakernel.build import build_step
 from megakernel.config import ConfigError
 from megakernel.plan import Plan, PlanEntry, Score, lowering_digest
 from megakernel.workload import Workload
+from simulator.bounds import bounds
 from tuner.evaluate import Evaluator, SimulatorEvaluator
 from tuner.outcome import Illegal, Refused, Rung, Scored
 
@@ -74,12 +75,17 @@ def _refresh_entry(plan: Plan, entry: PlanEntry, watch: Watch, evaluator: Evalua
         watch(f"bucket {bucket}: {loser.name}")
         losers += _rescored(loser, evaluator)
     losers.sort(key=lambda each: each.predicted_ns)
+    table_digest = build_step(plan.model, entry.bucket, entry.choices, plan.hardware).table.digest
+    workload = Workload.nominal(entry.bucket).model_copy(update={"routing": plan.provenance.routing})
     after = PlanEntry(
         bucket=entry.bucket,
         choices=entry.choices,
-        table_digest=build_step(plan.model, entry.bucket, entry.choices, plan.hardware).table.digest,
+        table_digest=table_digest,
         predicted_ns=score.expected_ns,
+        p95_ns=score.p95_ns,
         bound_ns=score.bound_ns,
+        floor_ns=bounds(plan.model, plan.hardware, workload).lower_ns,
+        measured_ns=entry.measured_ns if table_digest == entry.table_digest else None,
         losers=tuple(losers),
     )
     kept = {each.name for each in losers}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from statistics import median
 from time import monotonic
 
 from rich.console import Group, RenderableType
@@ -19,7 +20,9 @@ from megakernel.plan import Plan, PlanEntry
 from megakernel.tiling import Choices
 from megakernel.workload import Bucket
 from tuner import plot
+from tuner.finals import Finals
 from tuner.insight import Insight, shown
+from tuner.outcome import FailedBuild, Hung, Illegal, MachineLost, Measured, Slower, Timed, Unrecorded, Wrong
 from tuner.problem import HAND
 from tuner.race import COUNTED, Standing
 from tuner.refresh import Refreshed
@@ -28,6 +31,7 @@ from tuner.search_config import Budget
 from tuner.study import Progress
 
 PHASES = {
+    "heats": "trying roundings that suit all buckets",
     "baselines": "scoring the plans that always race",
     "search": "searching",
     "finals": "scoring the finalists on all layers",
@@ -109,6 +113,8 @@ def result(found: BucketResult) -> RenderableType:
     lines = plot.history(raced.attempts, {each.name: each.score.expected_ns for each in found.baselines})
     hand = next(each for each in found.baselines if each.name == HAND)
     parts: list[RenderableType] = [_standings(found), Text(summary, style="dim")]
+    if found.finals is not None:
+        parts += [Text(), _finals(found.finals)]
     if best.choices != hand.choices:
         parts.append(differences(hand.choices, best.choices, ("hand plan", "best")))
     parts.append(Text("\n".join(lines)))
@@ -133,6 +139,47 @@ def _standings(found: BucketResult) -> Table:
         times = [f"{each / 1e6:.3f}" for each in (ns, *([p95_ns] if varies else []))]
         table.add_row(*_plain(name, *times, f"{speed:.1f}", f"{share:.1f}", f"{above:.1f}%"), style=style)
     return table
+
+
+def _finals(finals: Finals) -> RenderableType:
+    """What the card said of everybody, the winner first."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("on the card", "predicted ms", "first ms", "again ms", ""):
+        table.add_column(name, justify="right" if "ms" in name else "left", no_wrap=name == "on the card")
+    for each in finals.finals:
+        first, again = each.first, each.confirmed
+        times = [
+            "" if not isinstance(outcome, Timed | Slower) else f"{median(outcome.ms):.3f}" for outcome in (first, again)
+        ]
+        is_winner = each.standing == finals.winner
+        said = "wins" if is_winner else _said(each.outcome)
+        row = _plain(each.standing.name, f"{each.standing.score.expected_ns / 1e6:.3f}", *times, said)
+        table.add_row(*row, style="bold green" if is_winner else "")
+    spent = f"{finals.card or 'no card'}; {finals.device_s:.0f} device seconds"
+    note = [Text(f"predictions stand: {finals.why}", style="yellow")] if finals.why else []
+    return Group(table, Text(spent, style="dim"), *note)
+
+
+def _said(outcome: Measured) -> str:
+    """Why somebody did not win, in a line."""
+    match outcome:
+        case Timed():
+            return "not among the best"
+        case Slower(percent=percent):
+            return f"{percent:+.1f}%"
+        case Illegal(reasons):
+            text = f"illegal: {reasons[0]}"
+        case FailedBuild(reason):
+            text = f"failed build: {reason}"
+        case Wrong(reason):
+            text = f"wrong: {reason}"
+        case Hung(post_mortem):
+            text = f"hung: {post_mortem}"
+        case MachineLost(reason):
+            text = f"machine lost: {reason}"
+        case Unrecorded():
+            text = "not in the record"
+    return text.splitlines()[0]
 
 
 def differences(one: Choices, other: Choices, names: tuple[str, str]) -> Table:
@@ -180,17 +227,24 @@ def _entry(entry: PlanEntry, insight: Insight) -> RenderableType:
 
 
 def _leaderboard(entry: PlanEntry) -> Table:
-    """Who came where. The bound is of this plan's choices; other choices have another, which the plan does not keep."""
+    """Who came where, and how far above the bound of any plan; of this plan's choices alone, if that is all it has."""
+    measures = any(each.measured_ns is not None for each in (entry, *entry.losers))
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("", "ms", "tok/s", "slower", "above the bound"):
+    for name in ("", "ms", "tok/s", "slower", "above the bound", *(["measured ms"] if measures else [])):
         table.add_column(name, justify="left" if not name else "right", no_wrap=not name)
-    best_ns, bound_ns = entry.predicted_ns, entry.bound_ns
-    scored = [("this plan", best_ns), *((each.name, each.predicted_ns) for each in entry.losers)]
-    for name, ns in [*scored, ("bound of these choices", bound_ns)]:
+    best_ns, floor_ns = entry.predicted_ns, entry.floor_ns or entry.bound_ns
+    scored = [
+        ("this plan", best_ns, entry.measured_ns),
+        *((each.name, each.predicted_ns, each.measured_ns) for each in entry.losers),
+    ]
+    bounds = [("bound of these choices", entry.bound_ns, None), ("bound of any plan", entry.floor_ns, None)]
+    for name, ns, measured_ns in [*scored, *bounds]:
         if ns is not None:
-            slower = "" if best_ns is None or ns == bound_ns else f"{100.0 * (ns / best_ns - 1.0):.1f}%"
-            above = "" if bound_ns is None else f"{100.0 * (ns / bound_ns - 1.0):.1f}%"
-            table.add_row(*_plain(name, f"{ns / 1e6:.3f}", f"{entry.bucket.rows * 1e9 / ns:.1f}", slower, above))
+            slower = "" if best_ns is None or name.startswith("bound") else f"{100.0 * (ns / best_ns - 1.0):.1f}%"
+            above = "" if floor_ns is None else f"{100.0 * (ns / floor_ns - 1.0):.1f}%"
+            measured = [] if not measures else ["" if measured_ns is None else f"{measured_ns / 1e6:.3f}"]
+            speed = f"{entry.bucket.rows * 1e9 / ns:.1f}"
+            table.add_row(*_plain(name, f"{ns / 1e6:.3f}", speed, slower, above, *measured))
     return table
 
 

@@ -1,28 +1,34 @@
 """A whole search: bucket after bucket, and the plan that comes of it.
 
-Owns what buckets share: choices that change rounding are settled by the first bucket, for all. Refuses to propose or to
-score. Called by the `tuner` command.
+Owns what buckets share: processes, and choices that change rounding, settled over all buckets before any is searched in
+full. Refuses to propose or to score. Called by the `tuner` command.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass, replace
 
 from megakernel.build import build_step
-from megakernel.config import canonical_json, digest
+from megakernel.config import ConfigError, canonical_json, digest
 from megakernel.plan import Plan, PlanEntry, Provenance, Score, lowering_digest
 from megakernel.tiling import Rounding
 from megakernel.workload import Bucket, Workload
 from simulator.bounds import bounds
 from tuner.evaluate import Evaluator, SimulatorEvaluator
-from tuner.journal import Journal
+from tuner.finals import Finals, Stadium, hold_finals
+from tuner.journal import BucketJournal, Journal
+from tuner.measure import MeasurerFor
+from tuner.outcome import Rung, Scored
 from tuner.problem import Baseline, Problem
+from tuner.queue import RemoteWorkers
 from tuner.race import Standing
+from tuner.rounding import common, settle
+from tuner.search_config import Budget, SearchConfig
 from tuner.space import Space
-from tuner.study import BucketStudy, Ended, Progress, Raced
-from tuner.workers import Workers
+from tuner.study import BucketStudy, Course, Ended, Progress, Raced
+from tuner.workers import NotedWorkers, Workers
 
 LOSERS = 4
 """Searched candidates that a plan keeps beside the baselines."""
@@ -36,10 +42,13 @@ class BucketResult:
     baselines: tuple[Standing, ...]
     raced: Raced
     floor_ns: float
+    finals: Finals | None = None
 
     @property
     def best(self) -> Standing:
-        """The winner."""
+        """The winner: on the card, if that was asked and could say."""
+        if self.finals is not None and self.finals.winner is not None:
+            return self.finals.winner
         return self.raced.standings[0]
 
 
@@ -67,25 +76,25 @@ def search(
     watch: Watch,
     evaluator_for: EvaluatorFor = simulator_evaluator,
     journal: Journal | None = None,
+    measurer_for: MeasurerFor = lambda _: None,
+    remote: RemoteWorkers | None = None,
 ) -> tuple[BucketResult, ...]:
     """Search every bucket, from where `journal` ends; an interrupt or a lost worker leaves the buckets with a result.
 
-    The last result says why there is no more. KeyboardInterrupt or BrokenExecutor when there is none yet.
+    Candidates are scored in processes of this machine, or by `remote` workers. The last result says why there is no
+    more. KeyboardInterrupt or BrokenExecutor when there is none yet.
     """
-    results: list[BucketResult] = []
-    kept = journal or Journal.in_memory()
-    for idx in range(len(problem.config.buckets)):
-        rounding = results[0].best.choices.rounding if results else None
-        try:
-            results.append(_search_bucket(problem, idx, rounding, watch, evaluator_for, kept))
-        except (KeyboardInterrupt, BrokenExecutor) as error:
-            if not results:
-                raise
-            ended = Ended.WORKER_LOST if isinstance(error, BrokenExecutor) else Ended.INTERRUPTED
-            results[-1] = replace(results[-1], raced=replace(results[-1].raced, ended=ended))
-        if results[-1].raced.ended is not Ended.COMPLETE:
-            break
-    return tuple(results)
+    with remote or Workers(problem.config.proposals.jobs) as workers:
+        whole = _Search(problem, workers, watch, evaluator_for, journal or Journal.in_memory(), measurer_for)
+        if len(problem.config.buckets) == 1:
+            return whole.buckets(None)
+        settled = whole.settled_rounding()
+        results = whole.buckets(settled)
+        for each in problem.baselines:
+            own = each.choices.rounding
+            if own != settled and whole.lose_against(results, own):
+                return whole.buckets(own)
+        return results
 
 
 def plan_of(problem: Problem, results: tuple[BucketResult, ...], command: str) -> Plan:
@@ -105,31 +114,107 @@ def plan_of(problem: Problem, results: tuple[BucketResult, ...], command: str) -
             candidates=sum(len(result.raced.attempts) for result in results),
             routing=config.routing,
             draws=config.ladder.draws,
+            measured_on=next((each.finals.card for each in results if each.finals), ""),
         ),
     )
 
 
 def study_name(idx: int, bucket: Bucket, rounding: Rounding | None) -> str:
-    """Name of a bucket's study; buckets after the first are searched for one rounding."""
+    """Name of a bucket's study; several buckets are searched for one rounding."""
     settled = "" if rounding is None else f", rounding {digest(rounding).removeprefix('sha256:')[:8]}"
     return f"bucket {idx + 1}: {bucket.rows} x {bucket.max_context_tokens}{settled}"
 
 
-def _search_bucket(
-    problem: Problem, idx: int, rounding: Rounding | None, watch: Watch, evaluator_for: EvaluatorFor, journal: Journal
-) -> BucketResult:
-    config, bucket = problem.config, problem.config.buckets[idx]
-    racing = tuple(_with_rounding(each, rounding) for each in problem.baselines)
-    space = Space(problem.model, bucket, problem.chip, config.space, rounding)
-    evaluator = evaluator_for(problem, bucket)
-    study = journal.bucket(study_name(idx, bucket, rounding))
-    with Workers(evaluator, config.proposals.jobs) as workers:
-        raced = BucketStudy(space, racing, config, workers, study, lambda progress: watch(idx, progress)).run()
-    by_choices = {each.choices: each for each in raced.standings}
-    baselines = tuple(Standing(each.name, each.choices, by_choices[each.choices].score) for each in racing)
-    workload = Workload.nominal(bucket).model_copy(update={"routing": config.routing})
-    floor = bounds(problem.model, problem.chip, workload)
-    return BucketResult(bucket, baselines, raced, floor.lower_ns)
+class _Search:
+    """What the searches of all buckets share."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        workers: Workers | RemoteWorkers,
+        watch: Watch,
+        evaluator_for: EvaluatorFor,
+        journal: Journal,
+        measurer_for: MeasurerFor,
+    ) -> None:
+        self._problem, self._workers, self._watch = problem, workers, watch
+        self._evaluator_for, self._measurer_for, self._journal = evaluator_for, measurer_for, journal
+
+    def settled_rounding(self) -> Rounding:
+        """The rounding that suits all buckets best."""
+        problem = self._problem
+        spaces = [Space(problem.model, each, problem.chip, problem.config.space) for each in problem.config.buckets]
+        shared = common([each.roundings for each in spaces])
+        if not shared:
+            raise ConfigError(f"{problem.source}: no rounding of [space.rounding] is legal in every bucket")
+        return settle(shared, len(spaces), problem.config.proposals.heat_trials, self._heat)
+
+    def buckets(self, rounding: Rounding | None) -> tuple[BucketResult, ...]:
+        """Results of as many buckets as the search came to."""
+        results: list[BucketResult] = []
+        for idx in range(len(self._problem.config.buckets)):
+            try:
+                results.append(self._bucket(idx, rounding))
+            except (KeyboardInterrupt, BrokenExecutor) as error:
+                if not results:
+                    raise
+                ended = Ended.WORKER_LOST if isinstance(error, BrokenExecutor) else Ended.INTERRUPTED
+                results[-1] = replace(results[-1], raced=replace(results[-1].raced, ended=ended))
+            if results[-1].raced.ended is not Ended.COMPLETE:
+                break
+        return tuple(results)
+
+    def lose_against(self, results: Sequence[BucketResult], own: Rounding) -> bool:
+        """Whether a plan that always races, in its own rounding, beats the result of some complete bucket."""
+        for idx, result in enumerate(results):
+            if result.raced.ended is not Ended.COMPLETE or result.finals is not None:
+                continue
+            workers = self._noted(idx, self._study(idx, result.best.choices.rounding))
+            racing = [each.choices for each in self._problem.baselines if each.choices.rounding == own]
+            for outcome in workers.evaluate(racing, Rung.ALL_LAYERS):
+                if isinstance(outcome, Scored) and outcome.expected_ns < result.best.score.expected_ns:
+                    return True
+        return False
+
+    def _heat(self, rounding: Rounding, idx: int, trials: int) -> float:
+        whole = self._problem.config
+        most = trials if whole.budget.trials is None else min(trials, whole.budget.trials)
+        config = whole.model_copy(update={"budget": Budget(trials=most)})
+        course, study = self._course(idx, rounding, config), self._study(idx, rounding)
+        heat = BucketStudy(course, self._noted(idx, study), study, lambda progress: self._watch(idx, progress))
+        return heat.heat() / course.floor_ns
+
+    def _bucket(self, idx: int, rounding: Rounding | None) -> BucketResult:
+        config, bucket = self._problem.config, self._problem.config.buckets[idx]
+        course, study = self._course(idx, rounding, config), self._study(idx, rounding)
+        workers = self._noted(idx, study)
+        raced = BucketStudy(course, workers, study, lambda progress: self._watch(idx, progress)).run()
+        by_choices = {each.choices: each for each in raced.standings}
+        racing = course.baselines
+        baselines = tuple(Standing(each.name, each.choices, by_choices[each.choices].score) for each in racing)
+        measurer = self._measurer_for(bucket)
+        finals = None
+        if measurer is not None and raced.ended is Ended.COMPLETE:
+            how = config.ladder.measured
+            finals = hold_finals(raced.standings, baselines, how, Stadium(measurer, how, study))
+        return BucketResult(bucket, baselines, raced, course.floor_ns, finals)
+
+    def _course(self, idx: int, rounding: Rounding | None, config: SearchConfig) -> Course:
+        problem, bucket = self._problem, config.buckets[idx]
+        workload = Workload.nominal(bucket).model_copy(update={"routing": config.routing})
+        return Course(
+            Space(problem.model, bucket, problem.chip, config.space, rounding),
+            tuple(_with_rounding(each, rounding) for each in problem.baselines),
+            config,
+            bounds(problem.model, problem.chip, workload).lower_ns,
+        )
+
+    def _study(self, idx: int, rounding: Rounding | None) -> BucketJournal:
+        return self._journal.bucket(study_name(idx, self._problem.config.buckets[idx], rounding))
+
+    def _noted(self, idx: int, study: BucketJournal) -> NotedWorkers:
+        evaluator = self._evaluator_for(self._problem, self._problem.config.buckets[idx])
+        return NotedWorkers(self._workers, evaluator, study)
 
 
 def _with_rounding(baseline: Baseline, rounding: Rounding | None) -> Baseline:
@@ -143,11 +228,23 @@ def _entry(problem: Problem, result: BucketResult) -> PlanEntry:
     step = build_step(problem.model, result.bucket, best.choices, problem.chip)
     kept = {each.choices: each for each in (*result.baselines, *result.raced.standings[1 : LOSERS + 1])}
     losers = sorted((each for each in kept.values() if each.choices != best.choices), key=lambda e: e.score.expected_ns)
+    measured = {} if result.finals is None else result.finals.measured_ns
     return PlanEntry(
         bucket=result.bucket,
         choices=best.choices,
         table_digest=step.table.digest,
         predicted_ns=best.score.expected_ns,
+        p95_ns=best.score.p95_ns,
         bound_ns=best.score.bound_ns,
-        losers=tuple(Score(name=e.name, predicted_ns=e.score.expected_ns, choices=e.choices) for e in losers),
+        floor_ns=result.floor_ns,
+        measured_ns=measured.get(best.choices),
+        losers=tuple(
+            Score(
+                name=e.name,
+                predicted_ns=e.score.expected_ns,
+                choices=e.choices,
+                measured_ns=measured.get(e.choices),
+            )
+            for e in losers
+        ),
     )

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from megakernel.config import Frozen
-from megakernel.tiling import MAX_TASKS
+from megakernel.tiling import MAX_TASKS, TILE_COLUMNS
 from megakernel.workload import Bucket, Routing
 
 
@@ -24,11 +24,13 @@ class Budget(Frozen):
     """When to stop proposing, per bucket: whichever of the two comes first.
 
     `seconds` covers the whole search of a bucket, the final comparison included; `trials` counts proposed candidates.
-    Only a search that is ended by its trials gives the same plan again.
+    Only a search that is ended by its trials gives the same plan again. Either ends early once a proven plan is within
+    `within_percent` of the bound of any plan.
     """
 
     seconds: float | None = Field(default=None, gt=0)
     trials: int | None = Field(default=None, ge=1)
+    within_percent: float | None = Field(default=None, ge=0)
 
     @model_validator(mode="after")
     def _ends(self) -> Self:
@@ -42,28 +44,64 @@ class Proposals(Frozen):
 
     `step_percent` of them are small steps away from the best so far, the others are the sampler's, which draws
     `startup_trials` at random before it learns. `batch` candidates are proposed together and told together, so that
-    the result does not depend on `jobs`, the number of processes that score them.
+    the result does not depend on `jobs`, the number of processes that score them. Where several buckets share one
+    rounding, each that all of them allow is first tried for `heat_trials` candidates in every bucket.
     """
 
     sampler: Literal["tpe", "random"] = "tpe"
     seed: int = Field(default=0, ge=0, lt=2**32)
-    step_percent: int = Field(default=50, ge=0, le=100)
-    startup_trials: int = Field(default=32, ge=0)
+    step_percent: int = Field(default=75, ge=0, le=100)
+    startup_trials: int = Field(default=16, ge=0)
     batch: int = Field(default=8, ge=1, le=256)
     jobs: int = Field(default=1, ge=1, le=256)
+    heat_trials: int = Field(default=8, ge=4)
+
+
+class Measuring(Frozen):
+    """The rung on a card, where --measure or --replay asks for it.
+
+    `top` candidates and the plans that always race are timed in turns for `rounds` rounds, the best `confirmed` of them
+    again on fresh samples. `seconds` of a card's time are spent in all, `timeout_s` waited for one answer. A `command`
+    that fails without a culprit is tried `retries` times more; it is given a measurement file and --out RECORD.
+    `kernel` and `steps` a launch are how the plan will run.
+    """
+
+    command: tuple[str, ...] = Field(default=("runtime", "measure", "--tolerant"), min_length=1)
+    top: int = Field(default=4, ge=1)
+    confirmed: int = Field(default=3, ge=1)
+    rounds: int = Field(default=9, ge=1)
+    seconds: float = Field(default=600.0, gt=0)
+    timeout_s: float = Field(default=300.0, gt=0)
+    retries: int = Field(default=1, ge=0)
+    kernel: dict[str, str | int | bool] = Field(default_factory=lambda: {"arrival": "read_back"})
+    steps: int = Field(default=1, ge=1)
 
 
 class Ladder(Frozen):
-    """The last rung: how many routings a time is the mean of, and how many candidates reach it at the end."""
+    """Who climbs how far.
 
-    draws: int = Field(default=3, ge=1)
+    The first rung is the limits and, where `bound` says so, the closed-form bound: who can't beat the leader goes no
+    further. The second, `screen`, ranks: a few layers, or all. Who leads there by `lead_percent` over the last proven
+    leader is scored on all layers at once, `proofs` times at most; the best `finalists` are in the end. All layers are
+    the mean of `draws` routings, or their p95, as `rank_by` says. The last rung is `measured`, on a card.
+    """
+
+    bound: bool = True
+    screen: Literal["few_layers", "all_layers"] = "few_layers"
+    lead_percent: float = Field(default=0.5, ge=0)
+    proofs: int = Field(default=64, ge=0)
     finalists: int = Field(default=6, ge=1)
+    draws: int = Field(default=3, ge=1)
+    rank_by: Literal["expected", "p95"] = "expected"
+    measured: Measuring = Measuring()
 
 
 Tasks = Annotated[int, Field(ge=1, le=MAX_TASKS)]
 CopyBytes = Annotated[int, Field(ge=1024, le=2**20)]
 Tokens = Annotated[int, Field(ge=16, le=65536)]
 Splits = Annotated[int, Field(ge=1, le=8)]
+SliceColumns = Annotated[int, Field(ge=TILE_COLUMNS, le=256)]
+Words = Annotated[int, Field(ge=1, le=4)]
 Percent = Annotated[int, Field(ge=0, le=100)]
 NotNegative = Annotated[int, Field(ge=0)]
 
@@ -90,10 +128,11 @@ class RingValues(Frozen):
 
 
 class RoundingValues(Frozen):
-    """Choices that change rounding; searched in the first bucket, then shared by all."""
+    """Choices that change rounding: shared by all buckets, and searched jointly over them."""
 
     chunk_tokens: tuple[Tokens, ...] = Field(default=(64, 128, 256, 512), min_length=1)
     project_k_splits: tuple[Splits, ...] = Field(default=(1, 2, 4), min_length=1)
+    slice_columns: tuple[SliceColumns, ...] = Field(default=(128, 256), min_length=1)
     page_tokens: Tokens = 64
 
 
@@ -108,6 +147,12 @@ class InterleaveValues(Frozen):
     router_with_project: tuple[bool, ...] = Field(default=(True, False), min_length=1)
 
 
+class CountersValues(Frozen):
+    """Words that an operator's arrivals may be dealt to."""
+
+    words: tuple[Words, ...] = Field(default=(1, 2), min_length=1)
+
+
 class SpaceValues(Frozen):
     """Values that a search may give to each choice, under the names that a plan gives them."""
 
@@ -115,6 +160,7 @@ class SpaceValues(Frozen):
     ring: RingValues = RingValues()
     rounding: RoundingValues = RoundingValues()
     interleave: InterleaveValues = InterleaveValues()
+    counters: CountersValues = CountersValues()
 
 
 class SearchConfig(Frozen):

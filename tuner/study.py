@@ -21,29 +21,43 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.storages import InMemoryStorage
-from optuna.trial import TrialState, create_trial
+from optuna.trial import Trial, TrialState, create_trial
 
 from tuner.journal import BATCH, BucketJournal, tell
 from tuner.neighbours import Neighbours
-from tuner.outcome import few_layers_ns
 from tuner.problem import Baseline
 from tuner.race import Race, Standing
 from tuner.search_config import Proposals, SearchConfig
 from tuner.space import Point, Space
-from tuner.workers import NotedWorkers, Workers
+from tuner.workers import NotedWorkers
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A proposed candidate: its few-layer time, None when it did not get that far."""
+    """A proposed candidate: its time as screened, None when it did not get that far."""
 
     trial: int
-    few_layers_ns: float | None
+    screened_ns: float | None
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a bucket's search runs on: `floor_ns` is what no choices can beat.
+
+    A comparison of ways to search gives each a sampler by seed, and a clock of its own.
+    """
+
+    space: Space
+    baselines: tuple[Baseline, ...]
+    config: SearchConfig
+    floor_ns: float
+    sampler_for: Callable[[Proposals, int], BaseSampler] | None = None
+    clock: Callable[[], float] = monotonic
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a bucket's search stands; `phase` is `baselines`, `search` or `finals`."""
+    """Where a bucket's search stands; `phase` is `heats`, `baselines`, `search` or `finals`."""
 
     phase: str
     elapsed_s: float
@@ -84,25 +98,19 @@ Watch = Callable[[Progress], None]
 
 
 class BucketStudy:
-    """One search; `run` may be called once."""
+    """One search; `run` or `heat` may be called once."""
 
-    def __init__(
-        self,
-        space: Space,
-        baselines: tuple[Baseline, ...],
-        config: SearchConfig,
-        workers: Workers,
-        journal: BucketJournal,
-        watch: Watch,
-    ) -> None:
+    def __init__(self, course: Course, workers: NotedWorkers, journal: BucketJournal, watch: Watch) -> None:
         """Take what the search needs; nothing is proposed or scored yet."""
-        self._space, self._baselines, self._config, self._watch = space, baselines, config, watch
-        self._journal = journal
-        self._race = Race(NotedWorkers(workers, journal))
-        self._neighbours = Neighbours(space)
-        self._distributions = _distributions(space)
+        self._space, self._baselines, self._config = course.space, course.baselines, course.config
+        self._floor_ns, self._watch = course.floor_ns, watch
+        self._journal, self._known = journal, journal.trials
+        self._race = Race(workers, course.config.ladder)
+        self._neighbours = Neighbours(course.space)
+        self._distributions = _distributions(course.space)
         self._attempts: list[Attempt] = []
-        self._started_s = monotonic() - journal.elapsed_s
+        self._clock, self._sampler_for = course.clock, course.sampler_for or _sampler
+        self._started_s = course.clock() - journal.elapsed_s
         self._storage = InMemoryStorage()
         self._study = optuna.create_study(storage=self._storage)
 
@@ -123,19 +131,30 @@ class BucketStudy:
         race = self._race
         return Raced(race.standings, race.counts, tuple(self._attempts), self._elapsed_s, ended)
 
+    def heat(self) -> float:
+        """Search without proving anybody, the trials of the budget and no more; the best time as screened, in ns."""
+        most = self._config.budget.trials
+        assert most is not None
+        self._known = tuple(trial for trial in self._known if trial.number < most)
+        self._report("heats")
+        self._journal.describe({each.name: each.values for each in self._space.dimensions})
+        self._race.enter_baselines(self._baselines, prove=False)
+        self._propose()
+        return self._race.leader_ns
+
     @property
     def _elapsed_s(self) -> float:
-        return monotonic() - self._started_s
+        return self._clock() - self._started_s
 
     def _propose(self) -> None:
         left: list[_Asked] = []
-        for _, batch in groupby(self._journal.trials, key=lambda trial: trial.user_attrs[BATCH]):
+        for _, batch in groupby(self._known, key=lambda trial: trial.user_attrs[BATCH]):
             trials = list(batch)
-            points = [{name: int(trial.params[name]) for name in self._distributions} for trial in trials]
+            points = [{name: int(idx) for name, idx in trial.params.items()} for trial in trials]
             for trial, point in zip(trials, points, strict=True):
                 self._journal.resume(trial, self._space.choices(point))
                 self._study.add_trial(
-                    create_trial(state=TrialState.RUNNING, params=point, distributions=self._distributions)
+                    create_trial(state=TrialState.RUNNING, params=point, distributions=self._of(point))
                 )
             asked = [
                 _Asked(trial.number, point, trial.state.is_finished())
@@ -160,15 +179,31 @@ class BucketStudy:
     def _ask(self, number: int, batch: int) -> Point:
         """Propose candidate `number`: what it is depends on the seed and on all that was told and asked before."""
         seed = Random(f"{self._config.proposals.seed} {number}").getrandbits(32)
-        self._neighbours.seed(seed)
-        self._study.sampler = _sampler(self._config.proposals, seed)
+        self._neighbours.turn(number, seed)
+        self._study.sampler = self._sampler_for(self._config.proposals, seed)
         if number < len(self._baselines):
-            self._study.enqueue_trial(self._params(self._baselines[number]))
+            self._study.enqueue_trial(self._space.nearest(self._baselines[number].choices))
         elif self._neighbours.wants(self._config.proposals.step_percent):
             self._study.enqueue_trial(self._neighbours.step(self._race.knows))
-        point: Point = dict(self._study.ask(self._distributions).params)
-        self._journal.begin(point, self._distributions, batch, self._space.choices(point))
+        point = self._suggested(self._study.ask())
+        self._journal.begin(point, self._of(point), batch, self._space.choices(point))
         return point
+
+    def _suggested(self, trial: Trial) -> Point:
+        """What the sampler suggests, dimension by dimension: those that don't act beside the others are not drawn."""
+        point: Point = {}
+        for each in self._space.dimensions:
+            if each.name in self._distributions and self._space.acts(each, point):
+                last = len(each.values) - 1
+                point[each.name] = (
+                    trial.suggest_int(each.name, 0, last)
+                    if each.is_ordered
+                    else trial.suggest_categorical(each.name, range(last + 1))
+                )
+        return point
+
+    def _of(self, point: Point) -> dict[str, BaseDistribution]:
+        return {name: self._distributions[name] for name in point}
 
     def _enter(self, batch: list[_Asked]) -> None:
         """Let a batch race, and tell both studies what became of it."""
@@ -178,22 +213,27 @@ class BucketStudy:
             tell(self._study, self._storage, asked.number, outcome)
             if not asked.is_told:
                 self._journal.tell(asked.number, choices, outcome)
-            ns = few_layers_ns(outcome)
+            ns = self._race.screened_ns(outcome)
             if ns is not None:
                 self._neighbours.learn(ns, asked.point)
             self._attempts.append(Attempt(asked.number, ns))
 
-    def _params(self, baseline: Baseline) -> dict[str, int]:
-        point = self._space.nearest(baseline.choices)
-        return {name: point[name] for name in self._distributions}
-
     def _next_batch(self, took_s: float) -> int:
         """How many candidates to propose next: none if that (last: `took_s`) and the finals would take too long."""
         budget, batch = self._config.budget, self._config.proposals.batch
+        if self._is_near_enough():
+            return 0
         needed_s = took_s + self._race.finals_s(self._config.ladder.finalists)
         if budget.seconds is not None and self._elapsed_s + needed_s > budget.seconds:
             return 0
-        return batch if budget.trials is None else min(batch, budget.trials - len(self._attempts))
+        return batch if budget.trials is None else max(min(batch, budget.trials - len(self._attempts)), 0)
+
+    def _is_near_enough(self) -> bool:
+        """Whether a proven plan is so near the bound of any that the search may stop."""
+        within, proven = self._config.budget.within_percent, self._race.standings
+        if within is None or not proven:
+            return False
+        return self._race.rank_ns(proven[0].score) <= self._floor_ns * (1.0 + within / 100.0)
 
     def _report(self, phase: str) -> None:
         race = self._race

@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import active_children, get_context, parent_process
 from threading import Thread
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from megakernel.tiling import Choices
 from tuner.evaluate import Evaluator
@@ -24,24 +24,19 @@ from tuner.outcome import Outcome, Rung
 class Workers:
     """A context in which choices are evaluated by `jobs` processes; one job is this process itself."""
 
-    def __init__(self, evaluator: Evaluator, jobs: int) -> None:
+    def __init__(self, jobs: int) -> None:
         """Start the processes, if there are to be several."""
-        self._evaluator = evaluator
         self.jobs = jobs
         self._pool = _start(jobs) if jobs > 1 else None
 
-    def evaluate(self, choices: Sequence[Choices], rung: Rung) -> Iterator[Outcome]:
+    def evaluate(self, evaluator: Evaluator, choices: Sequence[Choices], rung: Rung) -> Iterator[Outcome]:
         """Outcomes of all `choices` at `rung`, one by one, so that an interrupt loses only those not yet there."""
         if self._pool is None:
             for each in choices:
-                yield self._evaluator.evaluate(each, rung)
+                yield evaluator.evaluate(each, rung)
             return
-        for future in [self._pool.submit(self._evaluator.evaluate, each, rung) for each in choices]:
+        for future in [self._pool.submit(evaluator.evaluate, each, rung) for each in choices]:
             yield future.result()
-
-    def evaluate_here(self, choices: Choices, rung: Rung) -> Outcome:
-        """Outcome of one candidate, where sending it to another process would cost more than scoring it."""
-        return self._evaluator.evaluate(choices, rung)
 
     def __enter__(self) -> Self:
         return self
@@ -57,17 +52,31 @@ class Workers:
                 process.terminate()
 
 
-class NotedWorkers:
-    """Workers whose outcomes a journal keeps."""
+class AnyWorkers(Protocol):
+    """Whoever scores for a search."""
 
-    def __init__(self, workers: Workers, journal: BucketJournal) -> None:
+    @property
+    def jobs(self) -> int:
+        """How many candidates are scored at a time."""
+        ...
+
+    def evaluate(self, evaluator: Evaluator, choices: Sequence[Choices], rung: Rung) -> Iterator[Outcome]:
+        """Outcomes of all `choices` at `rung`, in their order."""
+        ...
+
+
+class NotedWorkers:
+    """Workers of one evaluator whose outcomes a journal keeps."""
+
+    def __init__(self, workers: AnyWorkers, evaluator: Evaluator, journal: BucketJournal) -> None:
         """Ask `journal` first, `workers` for what it does not know."""
-        self._workers, self._journal = workers, journal
+        self._workers, self._evaluator, self._journal = workers, evaluator, journal
         self.jobs = workers.jobs
 
     def evaluate(self, choices: Sequence[Choices], rung: Rung) -> Iterator[Outcome]:
         """Outcomes of all `choices`, none of which is named twice, at `rung`."""
-        new = self._workers.evaluate([each for each in choices if self._journal.outcome(each, rung) is None], rung)
+        missing = [each for each in choices if self._journal.outcome(each, rung) is None]
+        new = self._workers.evaluate(self._evaluator, missing, rung)
         for each in choices:
             outcome = self._journal.outcome(each, rung)
             if outcome is None:
@@ -76,10 +85,10 @@ class NotedWorkers:
             yield outcome
 
     def evaluate_here(self, choices: Choices, rung: Rung) -> Outcome:
-        """Outcome of one candidate, scored in this process if it is not known."""
+        """Outcome of one candidate, scored in this process: sending it to another would cost more."""
         outcome = self._journal.outcome(choices, rung)
         if outcome is None:
-            outcome = self._workers.evaluate_here(choices, rung)
+            outcome = self._evaluator.evaluate(choices, rung)
             self._journal.note(choices, rung, outcome)
         return outcome
 

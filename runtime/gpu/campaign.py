@@ -16,16 +16,17 @@ from megakernel.config import ConfigError, Frozen, load_toml, override
 from megakernel.families import read_model
 from megakernel.hardware import HardwareSpec, load_hardware
 from megakernel.kinds import TaskKind
+from megakernel.measurement import Card, Fault, Record, Sample
 from megakernel.model import BF16_BYTES, ModelSpec, RoutedMlp
 from megakernel.tiling import Choices
 from megakernel.timeline import Timeline
 from megakernel.verify import verify
 from megakernel.workload import Bucket
 from runtime.gpu.buffers import distinct_experts, random_inputs
-from runtime.gpu.card import Card, read_card, reasons
+from runtime.gpu.card import read_card, reasons
 from runtime.gpu.compile import compile_kernel
 from runtime.gpu.launch import LoadedTable
-from runtime.gpu.measure import Record, Sample, Timed, record, take
+from runtime.gpu.measure import Timed, record, take
 from runtime.gpu.postmortem import GraphTitles
 from runtime.gpu.skeleton import RING_CELLS, SHIPPED_CELLS
 from runtime.gpu.specialize import KernelOptions, specialize
@@ -83,8 +84,8 @@ class Campaign:
         return found[0]
 
 
-def read_campaign(path: Path) -> Campaign:
-    """Read a measurement file and build the tables of its variants."""
+def read_campaign(path: Path, faults: dict[str, Fault] | None = None) -> Campaign:
+    """Read a measurement file and build the tables of its variants; with `faults`, leave out what can't be built."""
     config = load_toml(path, MeasureConfig)
     bucket, names = config.bucket, [variant.name for variant in config.variants]
     if len(config.positions) > bucket.rows or not all(0 <= at < bucket.max_context_tokens for at in config.positions):
@@ -99,7 +100,12 @@ def read_campaign(path: Path) -> Campaign:
     steps: dict[str, BuiltStep] = {}
     for variant in config.variants:
         choices = override(load_toml(base / variant.choices, Choices), variant.set)
-        steps[variant.name] = build_step(model, config.bucket, choices, chip)
+        try:
+            steps[variant.name] = build_step(model, config.bucket, choices, chip)
+        except ConfigError as error:
+            if faults is None:
+                raise
+            faults[variant.name] = Fault(kind="illegal", text=str(error))
     return Campaign(config, model, chip, steps)
 
 
@@ -134,11 +140,11 @@ def check(campaign: Campaign, name: str | None = None) -> dict[str, str]:
 
 def measure(campaign: Campaign) -> Record:
     """Time all variants, interleaved."""
-    card = _fitting(campaign)
+    card = fitting(campaign)
     bench = PlanBench(campaign.chip, campaign.config.positions, computes=campaign.computes)
     timed: dict[str, Timed] = {}
     for variant in campaign.config.variants:
-        timed[variant.name] = _per_step(_load(campaign, bench, variant), variant.steps)
+        timed[variant.name] = per_step(load(campaign, bench, variant), variant.steps)
     experts = touched_experts(campaign, bench)
     samples = take(timed, rounds=campaign.config.rounds)
     digests = {f"table of {name}": step.table.digest for name, step in campaign.steps.items()}
@@ -155,7 +161,7 @@ def touched_experts(campaign: Campaign, bench: PlanBench) -> tuple[int, ...]:
         step = next(iter(campaign.steps.values()))
         return distinct_experts(step, random_inputs(step, campaign.config.positions))
     kernel = computing[0].kernel.model_copy(update={"trace": True})
-    loaded = _load(campaign, bench, computing[0].model_copy(update={"kernel": kernel, "steps": 1}))
+    loaded = load(campaign, bench, computing[0].model_copy(update={"kernel": kernel, "steps": 1}))
     loaded.run()
     step, tasks = campaign.steps[computing[0].name], loaded.trace().tasks
     counts: list[int] = []
@@ -169,16 +175,16 @@ def touched_experts(campaign: Campaign, bench: PlanBench) -> tuple[int, ...]:
 
 def trace(campaign: Campaign, name: str | None = None) -> tuple[Timeline, Sample, Sample]:
     """Timeline of one step of a variant, and what tracing costs: samples without and with it."""
-    _fitting(campaign)
+    fitting(campaign)
     variant = campaign.variant(name)
     bench = PlanBench(campaign.chip, campaign.config.positions, computes=campaign.computes)
     plain, traced = (
-        _load(
+        load(
             campaign, bench, variant.model_copy(update={"kernel": variant.kernel.model_copy(update={"trace": tracing})})
         )
         for tracing in (False, True)
     )
-    timed = {"plain": _per_step(plain, variant.steps), "traced": _per_step(traced, variant.steps)}
+    timed = {"plain": per_step(plain, variant.steps), "traced": per_step(traced, variant.steps)}
     without, with_trace = take(timed, rounds=campaign.config.rounds)
     traced.run()
     step = campaign.steps[variant.name]
@@ -230,7 +236,8 @@ HANDOFF_CELLS = tuple(
 )
 
 
-def _fitting(campaign: Campaign) -> Card:
+def fitting(campaign: Campaign) -> Card:
+    """The present card; ConfigError unless it can run the campaign's tables."""
     card = read_card()
     found = reasons(card, num_sms=campaign.chip.num_sms, architecture=campaign.chip.architecture, shared_bytes=0)
     if found:
@@ -238,10 +245,12 @@ def _fitting(campaign: Campaign) -> Card:
     return card
 
 
-def _load(campaign: Campaign, bench: PlanBench, variant: Variant) -> LoadedTable:
+def load(campaign: Campaign, bench: PlanBench, variant: Variant) -> LoadedTable:
+    """A variant's table, armed."""
     step = campaign.steps[variant.name]
     return bench.load(step, variant.kernel, steps=variant.steps, free=variant.free)
 
 
-def _per_step(table: LoadedTable, steps: int) -> Timed:
+def per_step(table: LoadedTable, steps: int) -> Timed:
+    """Milliseconds of one of the steps that a launch runs."""
     return lambda: table.time_ms() / steps

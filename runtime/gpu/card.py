@@ -9,29 +9,10 @@ from __future__ import annotations
 import torch
 from cuda.bindings import driver  # pyright: ignore[reportAttributeAccessIssue]
 from cuda.core import system  # pyright: ignore[reportAttributeAccessIssue]
-from pydantic import Field
 
-from megakernel.config import Frozen
+from megakernel.measurement import Card
 
 OTHER_PLAN = "search a plan for that chip"
-
-
-class Card(Frozen):
-    """A card as its driver describes it."""
-
-    name: str
-    compute_capability: str
-    num_sms: int = Field(gt=0)
-    shared_memory_per_block_bytes: int
-    memory_bytes: int
-    l2_bytes: int
-    driver: str
-    cuda: str
-
-    @property
-    def architecture(self) -> str:
-        """Name of the architecture that kernels for this card are compiled for."""
-        return f"sm_{self.compute_capability.replace('.', '')}a"
 
 
 def read_card() -> Card:

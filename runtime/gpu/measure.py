@@ -8,50 +8,15 @@ streams several gigabytes, so every launch finds L2 full of something else.
 from __future__ import annotations
 
 import datetime as dt
-import statistics
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from megakernel.config import Frozen
-from runtime.gpu.card import Card
+from megakernel.measurement import Card, Record, Sample
 from runtime.gpu.compile import csrc_fingerprint
 
 Timed = Callable[[], float]
 """One timed run: milliseconds of a step."""
-
-
-class Sample(Frozen):
-    """Milliseconds of one variant, in the order in which they were taken."""
-
-    name: str
-    ms: tuple[float, ...]
-
-    @property
-    def median_ms(self) -> float:
-        """Median."""
-        return statistics.median(self.ms)
-
-    @property
-    def spread(self) -> float:
-        """Largest minus smallest, as a share of the median."""
-        return (max(self.ms) - min(self.ms)) / self.median_ms
-
-
-class Record(Frozen):
-    """One measurement, complete enough to be judged later."""
-
-    what: str
-    date: str
-    commit: str
-    code: str  # fingerprint of csrc
-    card: Card
-    facts: dict[str, str | int | float]  # of the table: digest, bytes, bucket
-    samples: tuple[Sample, ...]
-
-    def median_ms(self, name: str) -> float:
-        """Median of one variant."""
-        return next(sample.median_ms for sample in self.samples if sample.name == name)
 
 
 def take(variants: Mapping[str, Timed], *, rounds: int = 7, warm_ups: int = 2) -> tuple[Sample, ...]:

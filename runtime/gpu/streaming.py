@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from megakernel.build import BuiltStep
 from megakernel.config import ConfigError
@@ -31,6 +32,10 @@ from runtime.gpu.skeleton import (
 from runtime.gpu.specialize import KernelOptions, specialize, specialize_linear
 
 MAX_COPY_BYTES = 65536
+
+
+class UnsoundTableError(ConfigError):
+    """`verify` refuses the table."""
 
 
 class SkeletonBench:
@@ -74,7 +79,7 @@ class PlanBench:
         self.positions = positions
         self.drawn: Drawn = "normal" if computes else "bits"
         self._model: StepBuffers | None = None
-        self._buffers: list[StepBuffers] = []
+        self._buffers: dict[LoadedTable, StepBuffers] = {}
 
     def load(
         self,
@@ -85,12 +90,15 @@ class PlanBench:
         work: Work = NO_WORK,
         free: bool = False,
     ) -> LoadedTable:
-        """A verified table, armed; `free` takes its waits and arrivals out, which only streaming survives."""
+        """A verified table, armed; `free` takes its waits and arrivals out, which only streaming survives.
+
+        UnsoundTableError when `verify` has findings, any other ConfigError when the kernel can't be built.
+        """
         if free and not options.streaming:
             raise ConfigError("a free stream computes nothing: set streaming = true in its kernel options")
         findings = verify(step.graph, step.table)
         if findings:
-            raise ConfigError("the table is not sound:\n" + "\n".join(map(str, findings)))
+            raise UnsoundTableError("the table is not sound:\n" + "\n".join(map(str, findings)))
         table = without_waits(step.table) if free else step.table
         compiled = compile_kernel(specialize(step, self.chip, options), self.chip.architecture)
         titles = GraphTitles(step.graph, step.counter_titles)
@@ -99,13 +107,21 @@ class PlanBench:
         buffers = StepBuffers(step, self._model, drawn=self.drawn)
         if self._model is None:
             self._model = buffers
-        self._buffers.append(buffers)
+        self._buffers[loaded] = buffers
         torch.cuda.synchronize()
         inputs = random_inputs(step, self.positions)
         loaded.arm(buffers.set_inputs(inputs), steps=steps, work=work)
         states = upload(inputs.rows)
         loaded.restores.append((buffers.tensor("row_state", tuple(states.shape), torch.uint8), states))
         return loaded
+
+    def logits(self, loaded: LoadedTable) -> Tensor:
+        """What a launch leaves when rows begin with token 0: float32 [active rows, vocabulary], on the host."""
+        buffers = self._buffers[loaded]
+        buffers.tensor("tokens", (buffers.step.bucket.rows,), torch.int32).zero_()
+        torch.cuda.synchronize()
+        loaded.run()
+        return buffers.scratch("logits", torch.float32)[: len(self.positions)].cpu()
 
 
 def without_waits(table: TaskTable) -> TaskTable:

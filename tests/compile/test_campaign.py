@@ -3,7 +3,10 @@
 import pytest
 
 from megakernel.assets import asset
-from megakernel.config import ConfigError
+from megakernel.config import ConfigError, load_toml, override
+from megakernel.tiling import Choices
+from tuner.problem import load_problem
+from tuner.request import all_candidates
 
 pytest.importorskip("cuda.core", reason="needs the launcher of the runtime extra")
 
@@ -26,3 +29,32 @@ def test_a_measurement_that_cannot_be_is_refused(tmp_path, old, new, message):
     path.write_text(text.replace(old, new, 1), encoding="utf-8")
     with pytest.raises(ConfigError, match=message):
         read_campaign(path)
+
+
+def test_the_shipped_request_is_what_the_search_asks_for():
+    """Runtime and tuner meet in this file: every candidate of the small space, as the runtime reads it."""
+    from runtime.gpu.campaign import MeasureConfig
+
+    problem = load_problem("configs/search/north-mini-code-h200-orders.toml")
+    path = asset("configs/measure/north-h200-orders.toml")
+    config = load_toml(path, MeasureConfig)
+    assert (config.bucket,) == problem.config.buckets
+    read = {each.name: override(load_toml(path.parent / each.choices, Choices), each.set) for each in config.variants}
+    asked = all_candidates(problem, config.bucket)
+    assert {name: read[name] for name in asked} == asked
+    assert len(asked) > 30
+
+
+def test_a_tolerant_campaign_names_what_can_not_be_built(tmp_path):
+    from runtime.gpu.campaign import read_campaign
+
+    text = asset("configs/measure/north-h200-decode.toml").read_text(encoding="utf-8")
+    text = text.replace("../", f"{asset('configs')}/").replace(
+        'name = "hand"', 'name = "hand"\nset = ["ring.stages=64"]'
+    )
+    (tmp_path / "measure.toml").write_text(text, encoding="utf-8")
+    faults = {}
+    campaign = read_campaign(tmp_path / "measure.toml", faults)
+    assert faults["hand"].kind == "illegal"
+    assert "ring.stages is 64" in faults["hand"].text
+    assert set(campaign.steps) == {each.name for each in campaign.config.variants} - {"hand"}

@@ -9,7 +9,7 @@ from megakernel import limits
 from megakernel.assets import asset
 from megakernel.hardware import HardwareSpec, load_hardware
 from megakernel.model import DenseMlp, LayerSpec, ModelSpec, Rope, RoutedMlp
-from megakernel.tiling import Choices, Cut, Interleave, Ring, Rounding
+from megakernel.tiling import Choices, Counters, Cut, Interleave, Ring, Rounding
 from megakernel.workload import Bucket
 
 
@@ -96,7 +96,8 @@ def random_choices(model: ModelSpec, num_sms: int, rng: random.Random) -> Choice
         interleave=interleave,
     )
     order = random_order(model, choices, rng)
-    return choices.model_copy(update={"interleave": interleave.model_copy(update={"order": order})})
+    choices = choices.model_copy(update={"interleave": interleave.model_copy(update={"order": order})})
+    return choices.model_copy(update={"counters": Counters(words=rng.randint(1, limits.most_words(choices)))})
 
 
 def random_order(model: ModelSpec, choices: Choices, rng: random.Random) -> tuple[str, ...]:

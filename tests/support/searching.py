@@ -15,7 +15,15 @@ from megakernel.tiling import Choices
 from megakernel.workload import Bucket
 from tuner.outcome import Illegal, Outcome, Refused, Rung, Scored
 from tuner.problem import Problem, baselines
-from tuner.search_config import Baselines, Budget, Ladder, Proposals, SearchConfig
+from tuner.search_config import (
+    Baselines,
+    Budget,
+    Ladder,
+    Proposals,
+    RoundingValues,
+    SearchConfig,
+    SpaceValues,
+)
 
 BUCKET = Bucket(rows=1, max_context_tokens=4096, nominal_context_tokens=2048)
 FLOOR_NS = 1e6
@@ -61,9 +69,20 @@ class FakeEvaluator:
         return [choices for choices, called in self.calls if called is rung]
 
 
-def problem(*, buckets: tuple[Bucket, ...] = (BUCKET,), **proposals: object) -> Problem:
-    """A search over the small model on an H200, of 40 candidates."""
-    budget = Budget(trials=proposals.pop("trials", 40), seconds=proposals.pop("seconds", None))
+FEW_ROUNDINGS = SpaceValues(
+    rounding=RoundingValues(chunk_tokens=(128, 256), project_k_splits=(1,), slice_columns=(256,))
+)
+
+
+def problem(
+    *,
+    buckets: tuple[Bucket, ...] = (BUCKET,),
+    ladder: dict[str, object] | None = None,
+    space: SpaceValues | None = None,
+    **proposals: object,
+) -> Problem:
+    """A search over the small model on an H200, of 40 candidates; several buckets have few roundings to share."""
+    budget = Budget(**{"trials": 40} | {key: proposals.pop(key) for key in Budget.model_fields if key in proposals})
     config = SearchConfig(
         model="model",
         chip="chip",
@@ -71,7 +90,8 @@ def problem(*, buckets: tuple[Bucket, ...] = (BUCKET,), **proposals: object) -> 
         buckets=buckets,
         budget=budget,
         proposals=Proposals(**{"startup_trials": 10, **proposals}),
-        ladder=Ladder(finalists=3),
+        ladder=Ladder(**{"finalists": 3} | (ladder or {})),
+        space=space or (FEW_ROUNDINGS if len(buckets) > 1 else SpaceValues()),
     )
     racing = baselines(north.choices("hand"), north.choices("reference"))
     return Problem("tests", config, small.model(), small.chip(), racing)

@@ -40,7 +40,13 @@ def test_shipped_choices_are_legal_on_the_h200() -> None:
         ({"ring": {"copy_bytes": 5000}}, "needed a multiple of 1024"),
         ({"ring": {"in_flight_cap_bytes": 4096}}, r"in_flight_cap_bytes is 4096, needed from 8192 \(one copy\)"),
         ({"rounding": {"chunk_tokens": 96}}, "needed whole pages of 64 tokens"),
+        ({"rounding": {"chunk_tokens": 32}}, "needed whole pages of 64 tokens"),
         ({"rounding": {"project_k_splits": 7}}, "project_k_splits is .* needed a multiple of 32"),
+        ({"counters": {"words": 3}}, "counters.words is 3, needed at most 2 where loads start ahead"),
+        (
+            {"counters": {"words": 2}, "interleave": {"loads": "after_wait"}},
+            "counters.words is 2, needed at most 1 where loads start after_wait: .* up to 3 operators and hold 4 waits",
+        ),
         ({"interleave": {"attention_sms": 132}}, "needed fewer than the chip's 132 SMs"),
         ({"interleave": {"attention_sms": 40, "policy": "round_robin"}}, "round_robin, which knows no SM groups"),
         ({"interleave": {"order": ("project", "up", "attend", "merge", "down")}}, "places nothing of output"),

@@ -14,7 +14,8 @@ from megakernel.workload import Bucket
 from tuner.orders import WHOLE, Orders
 from tuner.problem import baselines
 from tuner.search_config import CutValues, InterleaveValues, RoundingValues, SpaceValues
-from tuner.space import Space, task_counts
+from tuner.space import Space
+from tuner.values import task_counts
 
 WIDE = Bucket(rows=8, max_context_tokens=16384, nominal_context_tokens=8192)
 
@@ -135,6 +136,42 @@ def test_values_of_the_file_replace_the_derived_ones():
     assert all(":" not in text for each in sampled for text in each.interleave.order)
 
 
+def test_dimensions_that_need_another_are_drawn_only_beside_it():
+    """What does not act in a point changes nothing there, and is left out of the point."""
+    space = Space(north.model(), north.BUCKET, north.chip(), SpaceValues())
+    sizes = {each.name: len(each.values) for each in space.dimensions}
+    rng = random.Random(4)
+    left_out = set()
+    for _ in range(200):
+        point = random_point(space, rng)
+        acting = space.acting(point)
+        assert space.choices(acting) == space.choices(point)
+        for name in sizes.keys() - acting.keys():
+            left_out.add(name)
+            assert space.choices(point | {name: rng.randrange(sizes[name])}) == space.choices(point)
+    assert left_out == {
+        "interleave.attention_sms", "interleave.takeover_percent", "counters.words", "cut.route", "order.route.1"
+    }  # fmt: skip
+
+
+def test_copies_and_words_are_what_limits_allow():
+    """The lists hold every size that is legal beside some rounding, and none that is legal beside none."""
+    space = Space(north.model(), north.BUCKET, north.chip(), SpaceValues())
+    lists = {each.name: each.values for each in space.dimensions}
+    start = north.choices("hand")
+    for copy in SpaceValues().ring.copy_bytes:
+        legal = []
+        for rounding in space.roundings:
+            stages = limits.least_stages(north.model(), rounding, copy)
+            ring = start.ring.model_copy(update={"copy_bytes": copy, "stages": stages, "in_flight_cap_bytes": None})
+            choices = start.model_copy(update={"ring": ring, "rounding": rounding})
+            if not limits.reasons(north.model(), north.BUCKET, choices, north.chip()):
+                legal.append(rounding)
+        assert (copy in lists["ring.copy_bytes"]) == bool(legal), copy
+    assert {12288, 16384} <= set(lists["ring.copy_bytes"])
+    assert lists["counters.words"] == (1, 2)
+
+
 def test_choices_that_do_not_act_have_one_form():
     space = Space(north.model(), north.BUCKET, north.chip(), SpaceValues())
     point = space.nearest(north.choices("hand"))
@@ -153,3 +190,11 @@ def test_task_counts_are_whole_units_or_whole_waves(units):
     for count in counts:
         assert 1 <= count <= min(units, 528)
         assert count % 132 == 0 or any(-(-units // each) == count for each in range(1, units + 1))
+
+
+def test_rings_from_the_smallest_to_the_largest_are_values():
+    space = Space(north.model(), north.BUCKET, north.chip(), SpaceValues())
+    rings = next(each.values for each in space.dimensions if each.name == "ring.ring_bytes")
+    assert min(rings) <= 65536
+    assert max(rings) >= 196608
+    assert len(rings) > 8

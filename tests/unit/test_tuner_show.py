@@ -1,6 +1,9 @@
 """What `tuner show` and `tuner export` make of a plan and of its journal."""
 
-from pathlib import Path
+import io
+import json
+import sys
+from wsgiref.util import setup_testing_defaults
 
 import optuna
 import pytest
@@ -14,9 +17,9 @@ from megakernel.plan import Plan
 from megakernel.tiling import Choices
 from tuner import insight
 from tuner.export import choices_toml, entry_of
-from tuner.journal import open_journal
+from tuner.journal import open_journal, read_storage
 from tuner.search import plan_of, search
-from tuner.space import NO_CAP
+from tuner.values import NO_CAP
 
 
 def shipped() -> Plan:
@@ -55,7 +58,9 @@ def test_the_best_time_with_every_value_is_that_of_the_journals_trials(searched)
     assert found.num_candidates == len(scored)
     for worths in found.worths.values():
         assert min(worth.best_ns for worth in worths) == min(scored)
-        assert sum(worth.num_candidates for worth in worths) == len(scored)
+    for name, worths in found.worths.items():  # a choice that acts only beside others is not every candidate's
+        acting = [each for each in study.get_trials(states=(optuna.trial.TrialState.COMPLETE,)) if name in each.params]
+        assert sum(worth.num_candidates for worth in worths) == len(acting)
         assert all(worth.value != str(NO_CAP) for worth in worths)
 
 
@@ -65,11 +70,46 @@ def test_another_plans_journal_is_refused(searched):
         insight.studies_of(path, shipped())
 
 
-def test_pages_of_a_journal_need_no_network(searched, tmp_path):
-    pytest.importorskip("plotly", reason="needs the plots extra")
+def test_pages_and_pictures_of_history_and_slices_are_drawn_without_a_browser(searched, tmp_path):
+    pytest.importorskip("plotly", reason="needs the extra `plots`")
+    pytest.importorskip("matplotlib", reason="needs the extra `plots`")
     plan, path = searched
     (study,) = insight.studies_of(path, plan)
-    for page in insight.plot(study, tmp_path, 1):
-        text = Path(page).read_text(encoding="utf-8")
-        assert "Plotly.newPlot" in text
-        assert "<script src=" not in text
+    written = insight.plot(study, tmp_path, 1)
+    assert {each.name for each in written} == {
+        "history-1.html", "history-1.png", "slices-1.html", "slices-1.png"
+    }  # fmt: skip
+    for each in written:
+        if each.suffix == ".png":
+            assert each.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+            assert each.stat().st_size > 5000
+        else:
+            text = each.read_text(encoding="utf-8")
+            assert "Plotly.newPlot" in text
+            assert "<script src=" not in text, "a page that needs the network"
+
+
+def test_optunas_dashboard_reads_the_journal(searched):
+    """The studies with their trials, as its own pages ask for them."""
+    dashboard = pytest.importorskip("optuna_dashboard", reason="needs the extra `test`")
+    plan, path = searched
+    (study,) = insight.studies_of(path, plan)
+    app = dashboard.wsgi(read_storage(path))
+
+    def get(url):
+        answer = {}
+        environ = {"wsgi.errors": sys.stderr, "wsgi.input": io.BytesIO(), "wsgi.url_scheme": "http"}
+        setup_testing_defaults(environ)
+        url, _, query = url.partition("?")
+        environ |= {"PATH_INFO": url, "QUERY_STRING": query}
+        body = b"".join(app(environ, lambda status, _headers, *_: answer.update(status=status)))
+        assert answer["status"].startswith("200"), body
+        return json.loads(body)
+
+    (summary,) = get("/api/studies")["study_summaries"]
+    assert summary["study_name"] == study.study_name
+    shown = get(f"/api/studies/{summary['study_id']}?after=0")
+    assert len(shown["trials"]) == len(study.trials)
+    assert {each["state"] for each in shown["trials"]} >= {"Complete"}
+    best = min(each["values"][0] for each in shown["trials"] if each["state"] == "Complete")
+    assert float(best) == study.best_value

@@ -1,0 +1,252 @@
+"""The rung on a card: who is measured, what becomes of whom, and that nothing a card does ends a search."""
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+from support.measuring import COMMAND, FakeCard, record_of
+from support.searching import BUCKET, FakeEvaluator, priced, problem, write_search
+
+from megakernel.config import ConfigError, digest, load_json, pretty_json
+from megakernel.measurement import Fault
+from megakernel.plan import Plan
+from tuner.finals import paired_percent
+from tuner.journal import open_journal
+from tuner.measure import Command, Replay, check_command, load_record
+from tuner.outcome import FailedBuild, Hung, Illegal, MachineLost, Rung, Slower, Timed, Unrecorded, Wrong
+from tuner.problem import HAND, REFERENCE, load_problem
+from tuner.search import plan_of, search
+
+NAMES = ("hand plan", "one", "two", "three")
+
+
+@pytest.fixture
+def card(tmp_path, monkeypatch):
+    """Run a batch of four through a command that does as it is told; outcomes by name, and who was asked when."""
+    folder = tmp_path / "search"
+    folder.mkdir()
+    (tmp_path / "command.py").write_text(COMMAND, encoding="utf-8")
+    told = tmp_path / "told.json"
+    monkeypatch.setenv("TOLD", str(told))
+
+    def measure(does, seconds=60.0, **settings):
+        told.write_text(json.dumps(does), encoding="utf-8")
+        command = json.dumps([sys.executable, str(tmp_path / "command.py")])
+        overrides = [f"ladder.measured.command={command}", "ladder.measured.rounds=3"]
+        overrides += [f"ladder.measured.{key}={value}" for key, value in settings.items()]
+        asked = load_problem(str(write_search(folder)), overrides)
+        named = dict.fromkeys(NAMES, asked.baselines[0].choices)
+        batch = Command(asked, asked.config.buckets[0], tmp_path).measure("first", named, seconds)
+        log = tmp_path / "told.json.log"
+        return dict(batch.outcomes), log.read_text(encoding="utf-8").split() if log.exists() else []
+
+    return measure
+
+
+def test_every_way_to_fail_has_its_type_and_ends_alone(card):
+    faults = {
+        "one": ["illegal", "too large"],
+        "two": ["failed build", "spills"],
+        "three": ["hung", "L3.up[17] never arrived"],
+    }
+    outcomes, _ = card(faults)
+    assert outcomes == {
+        "hand plan": Timed((5.0, 5.0, 5.0)),
+        "one": Illegal(("too large",)),
+        "two": FailedBuild("spills"),
+        "three": Hung("L3.up[17] never arrived"),
+    }
+    assert card({"one": ["wrong", "logits differ"]})[0]["one"] == Wrong("logits differ")
+
+
+def test_whoever_hangs_or_takes_the_process_along_is_blamed_and_the_others_are_measured(card):
+    outcomes, asked = card({"one": "hang", "two": "crash"}, timeout_s=3)
+    assert outcomes["one"] == Hung("no answer for 3 s; left no post-mortem")
+    assert isinstance(outcomes["two"], Wrong)
+    assert "illegal address" in outcomes["two"].reason
+    assert outcomes["hand plan"] == outcomes["three"] == Timed((5.0, 5.0, 5.0))
+    assert len("".join(asked).split(",")) < 4 * 3
+    assert asked[-1].endswith("plan,three")
+
+
+def test_a_machine_that_does_not_answer_is_tried_again_and_then_lost(card):
+    outcomes, asked = card({"gone": True}, retries=2)
+    assert all(isinstance(each, MachineLost) and "no card here" in each.reason for each in outcomes.values())
+    assert sum(line.endswith("three") for line in asked) == 3
+
+
+def test_device_time_that_is_spent_blames_nobody(card):
+    outcomes, _ = card({"one": "hang"}, seconds=2.0)
+    assert set(outcomes.values()) == {MachineLost("no device time left")}
+
+
+def test_a_command_that_is_not_there_is_refused_before_the_search():
+    how = problem().config.ladder.measured.model_copy(update={"command": ("no-such-command",)})
+    with pytest.raises(ConfigError, match="no-such-command is no command here"):
+        check_command(how)
+
+
+def found_with(card, **settings):
+    asked = problem(ladder={"measured": {"top": 3, "confirmed": 2, "rounds": 3, "seconds": 100.0}}, **settings)
+    (found,) = search(asked, lambda *_: None, lambda *_: FakeEvaluator(), measurer_for=lambda _: card)
+    return asked, found
+
+
+def best_three():
+    _, found = found_with(FakeCard())
+    return [each.name for each in found.raced.standings[:3]]
+
+
+def test_the_second_time_decides_and_the_best_race_beside_the_plans_that_always_do():
+    first, second, third = best_three()
+    card = FakeCard(
+        first={first: Timed((4.0, 4.1, 4.2)), second: Timed((3.0, 3.1, 3.2)), third: Timed((6.0, 6.0, 6.0))},
+        again={first: Timed((4.0, 4.0, 4.2)), second: Timed((5.0, 5.0, 5.0))},
+    )
+    asked, found = found_with(card)
+    assert card.asked[0][0] == "first"
+    assert {HAND, REFERENCE, first, second, third} <= set(card.asked[0][1])
+    assert card.asked[1][0] == "confirmation"
+    assert card.asked[1][1][:2] == (second, first)
+    assert card.asked[1][1][2] in {each.name for each in asked.baselines}
+    assert found.best.name == first
+    outcomes = {each.standing.name: each.outcome for each in found.finals.finals}
+    assert outcomes[second] == Slower((5.0, 5.0, 5.0), pytest.approx(25.0))
+    entry = plan_of(asked, (found,), "tests").entries[0]
+    assert entry.measured_ns == 4.0e6
+    assert {each.name: each.measured_ns for each in entry.losers}[second] == 5.0e6
+
+
+def test_a_wrong_candidate_can_not_win_however_fast_and_a_baseline_can():
+    names = best_three()
+    card = FakeCard(first={name: Wrong("logits differ") for name in names} | {REFERENCE: Timed((8.0, 8.0, 8.0))})
+    _, found = found_with(card)
+    assert found.best.name == REFERENCE
+
+
+@pytest.mark.parametrize("stage", ["first", "again"])
+def test_a_lost_machine_leaves_the_predictions_to_decide(stage):
+    lost = {name: MachineLost("gone") for name in (*best_three(), *(each.name for each in problem().baselines))}
+    card = FakeCard(**{stage: lost})
+    asked, found = found_with(card)
+    assert found.finals.winner is None
+    assert "gone" in found.finals.why
+    assert found.best == found.raced.standings[0]
+    plan_of(asked, (found,), "tests")
+
+
+def test_without_time_for_a_confirmation_no_time_counts():
+    _, found = found_with(FakeCard(took_s=60.0))
+    assert found.finals.winner is None
+    assert "leave no time for a confirmation" in found.finals.why
+
+
+def test_what_was_measured_is_not_measured_again(tmp_path):
+    asked = problem(ladder={"measured": {"top": 3}})
+    plans = []
+    for idx in range(2):
+        card = FakeCard()
+        with open_journal(str(tmp_path / "p.journal"), asked, fresh=False) as journal:
+            results = search(asked, lambda *_: None, lambda *_: FakeEvaluator(), journal, lambda _, c=card: c)
+        plans.append(plan_of(asked, results, "tests"))
+        assert len(card.asked) == (2 if idx == 0 else 0)
+    assert plans[0] == plans[1]
+
+
+def test_ratios_are_taken_within_rounds():
+    assert paired_percent((2.0, 4.0, 8.0), (1.0, 2.0, 4.0)) == pytest.approx(100.0)
+    assert paired_percent((1.01, 2.02, 40.0), (1.0, 2.0, 4.0)) == pytest.approx(1.0)
+
+
+def test_a_record_is_replayed_earlier_rounds_first():
+    asked = problem()
+    hand, reference, mixed = (each.choices for each in asked.baselines)
+    record = record_of(
+        asked,
+        {"a": (1.0, 2.0, 3.0, 4.0), "b": (5.0, 6.0, 7.0, 8.0)},
+        {"a": hand, "b": reference, "c": mixed},
+        faults={"c": Fault(kind="hung", text="why")},
+    )
+    other = hand.model_copy(update={"cut": hand.cut.model_copy(update={"up": 7})})
+    named = {"x": hand, "y": reference, "z": mixed, "new": other}
+    first = Replay(record).measure("first", named, 1.0)
+    assert first.outcomes == {"x": Timed((1.0, 2.0)), "y": Timed((5.0, 6.0)), "z": Hung("why"), "new": Unrecorded()}
+    assert Replay(record).measure("confirmation", named, 1.0).outcomes["x"] == Timed((3.0, 4.0))
+
+
+def test_another_models_record_is_refused(tmp_path):
+    asked = problem()
+    record = record_of(asked, {}, {})
+    path = tmp_path / "record.json"
+    path.write_text(pretty_json(record.model_copy(update={"model_digest": digest("other")})), encoding="utf-8")
+    with pytest.raises(ConfigError, match="measured another model"):
+        load_record(str(path), asked)
+    bucket = BUCKET.model_copy(update={"rows": 2})
+    path.write_text(pretty_json(record.model_copy(update={"bucket": bucket})), encoding="utf-8")
+    with pytest.raises(ConfigError, match="measured the bucket"):
+        load_record(str(path), asked)
+
+
+def test_a_search_ends_early_once_it_is_near_the_bound():
+    asked = problem(trials=200, within_percent=1e6)
+    (found,) = search(asked, lambda *_: None, lambda *_: FakeEvaluator())
+    assert len(found.raced.attempts) == 0
+    near = min(priced(each.choices) for each in asked.baselines) / found.floor_ns
+    asked = problem(trials=200, within_percent=100.0 * (near - 1.0) - 2.0)
+    (found,) = search(asked, lambda *_: None, lambda *_: FakeEvaluator())
+    assert 0 < len(found.raced.attempts) < 200
+    assert found.best.score.expected_ns <= found.floor_ns * (1.0 + asked.config.budget.within_percent / 100.0)
+
+
+def test_the_ladder_is_the_search_files():
+    for ladder, rungs in (
+        ({"bound": False}, {Rung.BOUND, Rung.FEW_LAYERS, Rung.ALL_LAYERS}),
+        ({"screen": "all_layers"}, {Rung.BOUND, Rung.ALL_LAYERS}),
+    ):
+        evaluator = FakeEvaluator()
+        (found,) = search(problem(ladder=ladder), lambda *_: None, lambda *_, e=evaluator: e)
+        assert {rung for _, rung in evaluator.calls} == rungs
+        assert found.best.score.expected_ns == min(priced(each) for each in evaluator.at(Rung.ALL_LAYERS))
+    evaluator = FakeEvaluator()
+    search(problem(ladder={"proofs": 0, "finalists": 2}), lambda *_: None, lambda *_: evaluator)
+    assert len(evaluator.at(Rung.ALL_LAYERS)) <= 3 + 2
+
+
+def test_p95_ranks_where_it_is_asked_to():
+    class Spread(FakeEvaluator):
+        def evaluate(self, choices, rung):
+            outcome = super().evaluate(choices, rung)
+            late = 2.0 if choices.ring.copy_bytes == 8192 else 1.0
+            return replace(outcome, p95_ns=outcome.expected_ns * late)
+
+    best = {}
+    for rank_by in ("expected", "p95"):
+        asked = problem(ladder={"rank_by": rank_by, "screen": "all_layers"}, trials=80)
+        (found,) = search(asked, lambda *_: None, lambda *_: Spread())
+        best[rank_by] = found.best.score
+    assert best["p95"].p95_ns <= best["expected"].p95_ns
+    assert best["p95"].p95_ns == best["p95"].expected_ns
+
+
+def test_the_command_measures_through_files_that_stay(tmp_path, monkeypatch, capsys):
+    from tuner.cli import main
+
+    write_search(tmp_path)
+    (tmp_path / "command.py").write_text(COMMAND, encoding="utf-8")
+    (tmp_path / "told.json").write_text('{"hand plan": 1.0}', encoding="utf-8")
+    monkeypatch.setenv("TOLD", str(tmp_path / "told.json"))
+    monkeypatch.chdir(tmp_path)
+    command = json.dumps([sys.executable, str(tmp_path / "command.py")])
+    arguments = ["tuner", "search", "search.toml", "--out", "plan.json", "--measure"]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--set", f"ladder.measured.command={command}"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    out = capsys.readouterr().out
+    assert not left.value.code, out
+    assert "on the card" in out
+    assert "wins" in out
+    plan = load_json(tmp_path / "plan.json", Plan)
+    assert plan.entries[0].measured_ns == 1.0e6
+    assert plan.provenance.measured_on.startswith("made up")
+    assert (tmp_path / "plan.json.measured" / "1x1024" / "first.toml").is_file()
