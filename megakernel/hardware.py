@@ -40,10 +40,11 @@ class Costs(Frozen):
     handoff_queue_share: Cost  # share of the memory's queue that each trip of a hand-off waits behind
     arrive_serial_ns: Cost  # between two arrivals on one counter
     poll_ns: Cost  # finding that a wait is already met, idle memory
-    release_ns: Cost  # the arriving threads until their release has gone, idle memory
-    thread_queue_share: (
-        Cost  # share of the memory's queue that each trip of a thread's own poll or release waits behind
-    )
+    poll_queue_share: Cost  # share of the memory's queue that each way of such a poll waits behind
+    fence_ns: Cost  # what orders an arrival by a release, once no copy of the SM is in flight
+    fence_queue_share: Cost  # the same beyond the landing of those copies, as a share of the memory's queue
+    read_back_ns: Cost  # what orders an arrival by reading results back, idle memory
+    read_back_queue_share: Cost  # share of the memory's queue that this trip waits behind
     straggle_ns: Cost  # mean of a copy's own, random delay beside the queue
     straggle_queue_share: Cost  # the same as a share of the queue that the copy finds
     work_stretch: Positive  # threads' cycles under load, over cycles at the nominal clock
@@ -73,6 +74,10 @@ class HardwareSpec(Frozen):
     def streaming_bytes_per_ns(self) -> float:
         """Measured streaming rate with all SMs reading."""
         return self.ceilings[-1].bytes_per_ns
+
+    def streaming(self) -> Self:
+        """The chip under a kernel that streams its bytes, waits and arrives, and computes nothing."""
+        return self.model_copy(update={"work": self.work.streaming()})
 
     def cycles_ns(self, cycles: float) -> float:
         """Time that threads need for `cycles` while the memory is busy."""

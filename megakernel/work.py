@@ -37,12 +37,23 @@ class WorkCosts(Frozen):
     """Embedding rows. Estimate."""
     sample: float = Field(default=2000.0, ge=0)
     """Best of all tiles' best logits, next token and position. Estimate: two trips to L2 and two barriers."""
+    plan: float = Field(default=1000.0, ge=0)
+    """Planner, from a load wait that is met to its copies' addresses. Estimate, too low for the reference plan."""
+    ids: float = Field(default=1400.0, ge=0)
+    """Planner, routed ids read from L2 before top-k. Measured in a streaming trace: 0.7 us."""
+    router_row: float = Field(default=1400.0, ge=0)
+    """A task's router rows through the ring, before their early signal. Measured there: 2 us less the release."""
     more_rows: float = Field(default=50.0, ge=0)
     """Added to each of these per row beyond the first. Estimate: a row is one warp's, in turns of eight."""
 
     def start_cycles(self, kind: TaskKind, rows: int) -> float:
         """Cycles of the consumers between run wait and first copy, without the router's."""
         return self.with_rows(getattr(self, _STARTS[kind]), rows)
+
+    def streaming(self) -> WorkCosts:
+        """What is left of a kernel that streams and computes nothing: planning, ids, and the router's rows as bytes."""
+        left = {"plan", "ids", "router_row"}
+        return self.model_copy(update={key: 0.0 for key in WorkCosts.model_fields if key not in left})
 
     def with_rows(self, cycles: float, rows: int) -> float:
         """What work that takes `cycles` for one row takes for `rows`."""

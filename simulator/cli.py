@@ -16,12 +16,15 @@ from megakernel.config import ConfigError, canonical_json, check_writable, load_
 from megakernel.families import read_model
 from megakernel.hardware import load_hardware
 from megakernel.plan import Plan
+from simulator.calibrate import EVERY, ROUNDS, chip_toml
+from simulator.calibrate import calibrate as run_calibrate
 from simulator.compare import both_in_perfetto
 from simulator.compare import compare as run_compare
+from simulator.microbench import read_measurement
 from simulator.page import comparison_page, step_page, study_page
 from simulator.predict import predict
-from simulator.program import ProgramError
-from simulator.report import comparison_report, prediction_report, study_report, workload_title
+from simulator.program import DEFAULT_ARRIVAL, Arrival, ProgramError
+from simulator.report import calibration_report, comparison_report, prediction_report, study_report, workload_title
 from simulator.request import DRAWS, check_model, choose, figures, routing_of
 from simulator.routing import draw_states
 from simulator.simulate import simulate
@@ -47,11 +50,12 @@ def stream(
     chip: Annotated[str, typer.Option(help="chip, TOML")],
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON line")] = False,
     exact: Annotated[bool, typer.Option("--exact", help="one event per copy")] = False,
+    arrival: Annotated[Arrival, typer.Option(help="what orders an arrival after its results")] = DEFAULT_ARRIVAL,
 ) -> None:
     """Simulate a pure streaming program with the model that prices plans."""
     spec = load_hardware(locate(chip))
     described = load_json(program, StreamProgram)
-    records = stream_records(described, spec, str(program))
+    records = stream_records(described, spec, str(program), arrival)
     try:
         result = simulate(records, spec, exact=exact)
     except ProgramError as error:
@@ -85,6 +89,10 @@ def run(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="of the routings")] = 0,
     exact: Annotated[bool, typer.Option("--exact", help="one event per copy")] = False,
+    arrival: Annotated[Arrival, typer.Option(help="what orders an arrival after its results")] = DEFAULT_ARRIVAL,
+    streaming: Annotated[
+        bool, typer.Option("--streaming", help="a kernel that reads its bytes and computes nothing")
+    ] = False,
     trace: Annotated[str | None, typer.Option(help="write a timeline for ui.perfetto.dev (first routing)")] = None,
     report: Annotated[str | None, typer.Option(help="write an HTML page that needs no network (first routing)")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON line")] = False,
@@ -97,16 +105,18 @@ def run(
     if model is not None:
         check_model(read, read_model(locate(model)), model)
     spec = read.hardware if chip is None else load_hardware(locate(chip))
+    spec = spec.streaming() if streaming else spec
     entry, workload = choose(read, rows, context or (), routing_of(zipf, picks, read.model))
     step = read.build(entry, spec)
     first = None
     try:
         with priced_with(spec):
             num_draws = draws or (1 if len(workload.contexts) == 1 else DRAWS)
-            prediction = predict(step, spec, workload, draws=num_draws, seed=seed, exact=exact)
+            prediction = predict(step, spec, workload, draws=num_draws, seed=seed, exact=exact, arrival=arrival)
             check_finite(prediction, spec)
             if trace is not None or report is not None:
-                first = run_step(step, spec, draw_states(step.model, workload, draws=1, seed=seed)[0], exact=exact)
+                state = draw_states(step.model, workload, draws=1, seed=seed)[0]
+                first = run_step(step, spec, state, exact=exact, arrival=arrival)
     except ProgramError as error:
         raise ConfigError(f"{plan}: {error}") from None
     title = f"{plan} on {spec.name}: {workload_title(workload.contexts)}"
@@ -174,6 +184,10 @@ def compare(
     zipf: Annotated[float | None, typer.Option(min=0.0, max=8.0, help="experts by 1/rank^ZIPF")] = None,
     picks: Annotated[str | None, typer.Option(help="experts as often as this JSON file counts them")] = None,
     seed: Annotated[int, typer.Option(min=0, help="of the routing")] = 0,
+    arrival: Annotated[Arrival, typer.Option(help="what orders an arrival after its results")] = DEFAULT_ARRIVAL,
+    streaming: Annotated[
+        bool, typer.Option("--streaming", help="the kernel read its bytes and computed nothing")
+    ] = False,
     perfetto: Annotated[str | None, typer.Option(help="write both timelines into one file for ui.perfetto.dev")] = None,
     report: Annotated[str | None, typer.Option(help="write an HTML page that needs no network")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON line")] = False,
@@ -184,13 +198,14 @@ def compare(
             check_writable(out)
     read = load_json(locate(plan), Plan)
     spec = read.hardware if chip is None else load_hardware(locate(chip))
+    spec = spec.streaming() if streaming else spec
     entry, workload = choose(read, rows, context or (), routing_of(zipf, picks, read.model))
     step = read.build(entry, spec)
     measured = load_timeline(locate(trace), step.graph.num_tasks)
     try:
         with priced_with(spec):
             state = draw_states(step.model, workload, draws=1, seed=seed)[0]
-            found = run_compare(run_step(step, spec, state), measured)
+            found = run_compare(run_step(step, spec, state, arrival=arrival), measured)
     except ProgramError as error:
         raise ConfigError(f"{plan}: {error}") from None
     title = f"{trace} and {plan} on {spec.name}: {workload_title(workload.contexts)}"
@@ -202,6 +217,34 @@ def compare(
         typer.echo(canonical_json(found.to_json()))
     else:
         Console().print(comparison_report(found, title, calibration_note(spec)))
+
+
+@app.command()
+def calibrate(
+    measurement: Annotated[str, typer.Argument(help="record of `runtime microbench`, JSON")],
+    *,
+    chip: Annotated[str, typer.Option(help="chip to start from, TOML")] = "configs/hardware/h200.toml",
+    out: Annotated[str | None, typer.Option(help="write the calibrated chip, TOML")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="of the fit")] = ROUNDS,
+    every: Annotated[int, typer.Option(min=1, help="fit to every so many skeletons; the others are the check")] = EVERY,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON line")] = False,
+) -> None:
+    """Fit a chip's costs to a card's measurements: values, 95% intervals, and where each comes from."""
+    if out is not None:
+        check_writable(out)
+    base = load_hardware(locate(chip))
+    read, points = read_measurement(locate(measurement))
+    with Console(stderr=True).status("fitting: minutes"), priced_with(base):
+        found = run_calibrate(base, read, points, Path(measurement).name, rounds=rounds, every=every)
+    if out is not None:
+        head = [
+            f"{base.name}, calibrated from {Path(measurement).name} by `simulator calibrate`, starting from {chip}."
+        ]
+        write_text_atomic(out, chip_toml(found.chip, head))
+    if as_json:
+        typer.echo(canonical_json(found.to_json()))
+    else:
+        Console().print(calibration_report(found, measurement))
 
 
 def main() -> None:

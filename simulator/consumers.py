@@ -32,19 +32,22 @@ class Consumers:
         self._producer = producer
         self._copy_bytes = shared.ring.copy_bytes
         self._mask = ring.mask
-        self._consume_ns = costs.consume_copy_ns + self._copy_bytes / costs.consume_bytes_per_ns
+        self._read_ns = costs.consume_copy_ns + self._copy_bytes / costs.consume_bytes_per_ns
+        self._step_ns = 0.0  # per copy of the running record
         self._l2_ns_per_byte = 1.0 / costs.l2_bytes_per_ns
         self.run = 0  # record being run, or waited for
         self._run_wait = 0  # its run waits already met
         self._run_since_ns = -1.0
-        self._running = False
+        self.is_running = False
         self._opened = 0  # records whose load waits are met
         self.awaits_load = False
         self._unused = 0  # copies of the running record still to be fetched or used
         self._done_ns = 0.0  # when the consumers are free again
         self._fetched: deque[tuple[int, int, int, float]] = deque()  # batches of records that don't run yet
         self._end_timer = Timer(env, self._finish)
-        self._release_timer = Timer(env, self._go_on)
+        self._signal_timer = Timer(env, self._signal)
+        self._signal_left_timer = Timer(env, self._signal_left)
+        self._left_timer = Timer(env, self._left)
 
     def start(self) -> None:
         """Begin with the first record."""
@@ -59,7 +62,7 @@ class Consumers:
 
     def take(self, record_idx: int, first: int, num: int, landed_ns: float, now_ns: float) -> None:
         """Use copies of the running record; keep those of later ones."""
-        if self._running and record_idx == self.run:
+        if self.is_running and record_idx == self.run:
             self._consume(first, num, landed_ns, now_ns)
         else:
             self._fetched.append((record_idx, first, num, landed_ns))
@@ -87,7 +90,7 @@ class Consumers:
         self._begin_run()
 
     def _start_run(self) -> None:
-        ready_ns = now_ns = self._env.now
+        now_ns = self._env.now
         run = self.run
         record = self._records[run]
         times = self._times
@@ -95,13 +98,28 @@ class Consumers:
         times.run_start_ns[run] = now_ns
         times.run_wait_ns += now_ns - self._run_since_ns
         if record.signal is not None:
-            ready_ns += record.signal.work_ns
-            counter = record.signal.counter
-            Timer(self._env, lambda _: self._counters.arrive(counter)).arm(ready_ns, now_ns)
-            ready_ns += self._counters.release_ns()
-        ready_ns += record.work_ns + record.other_bytes * self._l2_ns_per_byte
+            self._signal_timer.arm(now_ns + record.signal.work_ns, now_ns)
+        else:
+            self._use(now_ns)
+
+    def _signal(self, _: simpy.Event) -> None:
+        now_ns = self._env.now
+        self._signal_left_timer.arm(self._counters.leaves_ns(self._producer.in_flight_until(now_ns)), now_ns)
+
+    def _signal_left(self, _: simpy.Event) -> None:
+        signal = self._records[self.run].signal
+        assert signal is not None
+        self._counters.arrive(signal.counter)
+        self._use(self._env.now)
+
+    def _use(self, now_ns: float) -> None:
+        """Work, then use what has been fetched of the record."""
+        run = self.run
+        record = self._records[run]
+        ready_ns = now_ns + record.work_ns + record.other_bytes * self._l2_ns_per_byte
         self._done_ns = ready_ns
-        self._running = True
+        self._step_ns = self._read_ns + record.copy_ns
+        self.is_running = True
         self._unused = -(-record.load_bytes // self._copy_bytes)
         if not self._unused:
             self._end_timer.arm(ready_ns + record.compute_ns, now_ns)
@@ -111,10 +129,12 @@ class Consumers:
             _, first, num, used_ns = fetched.popleft()
             self._consume(first, num, used_ns, now_ns)
         self._producer.stages_freed(now_ns)
+        if self._producer.awaits_run:
+            self._producer.run_started(now_ns)
 
     def _consume(self, first: int, num: int, landed_ns: float, now_ns: float) -> None:
         """Use a batch of the running record as soon as it is there and the consumers are free."""
-        step_ns, mask = self._consume_ns, self._mask
+        step_ns, mask = self._step_ns, self._mask
         done_ns = self._done_ns + num * step_ns
         fed_ns = landed_ns + step_ns
         if fed_ns > done_ns:
@@ -136,17 +156,23 @@ class Consumers:
     def _finish(self, _: simpy.Event) -> None:
         run = self.run
         self._times.end_ns[run] = self._env.now
-        arrive = self._records[run].arrive
-        self._running = False
-        self.run = run + 1
+        self.is_running = False
+        if self._records[run].arrive is None:
+            self._next()
+        else:
+            now_ns = self._env.now
+            self._left_timer.arm(self._counters.leaves_ns(self._producer.in_flight_until(now_ns)), now_ns)
+
+    def _left(self, _: simpy.Event) -> None:
+        arrive = self._records[self.run].arrive
+        assert arrive is not None
+        self._counters.arrive(arrive)
+        self._next()
+
+    def _next(self) -> None:
+        self.run += 1
         self._run_wait = 0
         self._run_since_ns = -1.0
-        if arrive is None:
-            self._begin_run()
-        else:
-            self._counters.arrive(arrive)
-            now_ns = self._env.now
-            self._release_timer.arm(now_ns + self._counters.release_ns(), now_ns)
-
-    def _go_on(self, _: simpy.Event) -> None:
         self._begin_run()
+        if self._producer.awaits_end:
+            self._producer.run_ended()

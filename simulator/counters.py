@@ -16,23 +16,27 @@ import simpy
 from megakernel.hardware import HardwareSpec
 from simulator.memory import Memory
 from simulator.program import Program
-from simulator.timer import Timer
+from simulator.timer import Clock, Timer
 
 
 class Counters:
     """The device words that arrivals raise; values only grow."""
 
-    def __init__(self, env: simpy.Environment, chip: HardwareSpec, memory: Memory, program: Program) -> None:
+    def __init__(self, env: Clock, chip: HardwareSpec, memory: Memory, program: Program) -> None:
         """Start with every counter at zero; only values that `program` waits for are followed."""
         costs = chip.costs
         self._env = env
         self._memory = memory
         self._queue_share = costs.handoff_queue_share
         self._serial_ns = costs.arrive_serial_ns
-        self._idle_ns = costs.handoff_ns
+        self._idle_ns = costs.handoff_ns - costs.fence_ns
         self._poll_ns = costs.poll_ns
-        self._release_ns = costs.release_ns
-        self._thread_queue_share = costs.thread_queue_share
+        self._arrival = program.arrival
+        self._fence_ns = costs.fence_ns
+        self._fence_queue_share = costs.fence_queue_share
+        self._read_back_ns = costs.read_back_ns
+        self._read_back_queue_share = costs.read_back_queue_share
+        self._poll_queue_share = costs.poll_queue_share
         self._raised_ns = [0.0] * program.num_counters  # when the latest arrival has been counted
         self._value = [0] * program.num_counters  # arrivals sent
         self._awaited = [set[int]() for _ in range(program.num_counters)]
@@ -41,13 +45,22 @@ class Counters:
         self._seen: set[tuple[int, int]] = set()
         self._waiting: dict[tuple[int, int], list[Callable[[], None]]] = {}
 
-    def arrive(self, counter: int) -> None:
-        """Send one arrival now: the release first waits for what the SM asked for earlier."""
-        now_ns = self._env.now
-        Timer(self._env, lambda _: self._raise(counter)).arm(self._trip_end_ns(now_ns), now_ns)
+    def leaves_ns(self, in_flight_until_ns: float) -> float:
+        """When an arrival that is begun now leaves its SM, and lets go of the threads that send it.
 
-    def _raise(self, counter: int) -> None:
-        """Let the arrival travel to the counter, where arrivals are served one after another."""
+        A release waits until the SM's copies in flight have landed, at `in_flight_until_ns`. A result that is read back
+        waits for its trip to L2 alone, a relaxed arrival for nothing.
+        """
+        now_ns = self._env.now
+        if self._arrival == "release":
+            landed_ns = max(now_ns, in_flight_until_ns)
+            return landed_ns + self._fence_ns + self._fence_queue_share * self._memory.backlog_ns(now_ns)
+        if self._arrival == "read_back":
+            return now_ns + self._read_back_ns + self._read_back_queue_share * self._memory.backlog_ns(now_ns)
+        return now_ns
+
+    def arrive(self, counter: int) -> None:
+        """Let an arrival leave its SM now: it travels to the counter, where arrivals are served one after another."""
         now_ns = self._env.now
         at_ns = self._trip_end_ns(now_ns)
         if self._value[counter]:
@@ -62,13 +75,9 @@ class Counters:
         """Whether a poll now finds the counter at `need`."""
         return need <= 0 or (counter, need) in self._seen
 
-    def release_ns(self) -> float:
-        """How long the threads that arrive now are held until their release has gone."""
-        return self._release_ns + self._thread_queue_share * self._memory.backlog_ns(self._env.now)
-
     def poll(self, start_ns: float, action: Callable[[], None]) -> None:
         """Call `action` once a thread that starts at `start_ns` has found that its wait is already met."""
-        env, memory, share = self._env, self._memory, self._thread_queue_share
+        env, memory, share = self._env, self._memory, self._poll_queue_share
 
         def answer(_: simpy.Event) -> None:
             now_ns = env.now

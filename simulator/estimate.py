@@ -17,6 +17,7 @@ from megakernel.model import ModelSpec
 from megakernel.tiling import Choices
 from megakernel.workload import Bucket, Workload
 from simulator.few_layers import irregular_layers, repeat_period, stretch_layers, truncated
+from simulator.program import DEFAULT_ARRIVAL, Arrival
 from simulator.routing import mean_state
 from simulator.step_run import StepRun, run_step
 
@@ -25,7 +26,12 @@ STRETCHES = 3
 
 
 def estimate_step_ns(
-    model: ModelSpec, bucket: Bucket, choices: Choices, chip: HardwareSpec, workload: Workload
+    model: ModelSpec,
+    bucket: Bucket,
+    choices: Choices,
+    chip: HardwareSpec,
+    workload: Workload,
+    arrival: Arrival = DEFAULT_ARRIVAL,
 ) -> float:
     """Step time with mean routing; of a model too short to leave layers out, all are run. Choices must be legal."""
     stretch = stretch_layers(model)
@@ -33,7 +39,7 @@ def estimate_step_ns(
     left_out = max(model.num_layers - needed, 0) // stretch
     few = truncated(model, model.num_layers - left_out * stretch)
     step = assemble(few, bucket, choices, chip.num_sms)
-    run = run_step(step, chip, mean_state(few, workload))
+    run = run_step(step, chip, mean_state(few, workload), arrival=arrival)
     if not left_out:
         return run.result.total_ns
     ends = _layer_ends(run)

@@ -27,7 +27,7 @@ from megakernel.hardware import HardwareSpec
 from megakernel.kinds import TaskKind
 from megakernel.model import ModelSpec, RoutedMlp
 from megakernel.table import read_waits
-from simulator.program import Label, Program, Record, Ring, Signal, Wait
+from simulator.program import DEFAULT_ARRIVAL, Arrival, Label, Program, Record, Ring, Signal, Wait
 
 _SIGNALS = ["arrive", "early", "num_load_waits", "num_run_waits", "load_waits", "run_waits"]
 
@@ -50,7 +50,7 @@ class Lowered:
     task_of: Numbers
 
 
-def lower_program(step: BuiltStep, state: LiveState, chip: HardwareSpec) -> Lowered:
+def lower_program(step: BuiltStep, state: LiveState, chip: HardwareSpec, arrival: Arrival = DEFAULT_ARRIVAL) -> Lowered:
     """Translate the table of `step` in `state`; equal records become one object."""
     table, ring = step.table, step.choices.ring
     tasks = table.records["task"].astype(np.int64)
@@ -66,7 +66,8 @@ def lower_program(step: BuiltStep, state: LiveState, chip: HardwareSpec) -> Lowe
     rows = list(zip(*columns, strict=True))
     translation = _Translation(step, state, chip)
     sms = tuple(tuple(translation.sm(rows[begin:end])) for begin, end in pairwise(table.offsets.tolist()))
-    program = Program(Ring(ring.copy_bytes, ring.stages, ring.in_flight_cap_bytes), sms, table.num_counters)
+    shared = Ring(ring.copy_bytes, ring.stages, ring.in_flight_cap_bytes)
+    program = Program(shared, sms, table.num_counters, arrival)
     return Lowered(program, cost, op_of, tasks)
 
 
@@ -100,8 +101,12 @@ class _Translation:
         self._start = [work.start_cycles(op.kind, rows) for op in self._ops]
         self._reads_stream = [op.kind in _STREAM_READERS for op in self._ops]
         self._restage, self._router, self._topk, self._finish = (
-            work.with_rows(cycles, rows) for cycles in (work.restage, work.router, work.topk, work.finish)
+            work.with_rows(cycles, rows) if cycles else 0.0
+            for cycles in (work.restage, work.router, work.topk, work.finish)
         )
+        self._router += work.router_row
+        self._topk += work.ids
+        self._plan = work.plan
         self._ns = chip.cycles_ns
 
     def sm(self, rows: Iterable[tuple[int, int, int, int, bytes]]) -> Iterator[Record]:
@@ -139,12 +144,13 @@ class _Translation:
         early, arrive = int(packed["early"]), int(packed["arrive"])
         start_ns = self._ns(demand.start_cycles)
         signal = Signal(early, start_ns + self._ns(self._router)) if early != NONE else None
+        load_waits = _met_in_this_step(packed, "load")
         is_empty = not (demand.load_bytes or demand.read_bytes)
         return Record(
             label=Label(op.name, path=op.path.value, layer=op.layer),
             load_bytes=demand.load_bytes,
-            load_waits=_met_in_this_step(packed, "load"),
-            load_work_ns=self._ns(self._topk) if demand.finds_experts else 0.0,
+            load_waits=load_waits,
+            load_work_ns=self._ns((self._plan if load_waits else 0.0) + (self._topk if demand.finds_experts else 0.0)),
             run_waits=_met_in_this_step(packed, "run"),
             signal=signal,
             work_ns=0.0 if signal else start_ns,

@@ -17,6 +17,7 @@ from simulator.bounds import bounds
 from simulator.breakdown import Breakdown, blend, break_down
 from simulator.few_layers import runs, truncated
 from simulator.prediction import Prediction
+from simulator.program import DEFAULT_ARRIVAL, Arrival
 from simulator.routing import draw_states, mean_state, upper_quantile
 from simulator.step_run import run_step
 
@@ -32,19 +33,23 @@ def predict(  # noqa: PLR0913
     seed: int = 0,
     layers: int | None = None,
     exact: bool = False,
+    arrival: Arrival = DEFAULT_ARRIVAL,
 ) -> Prediction:
     """Simulate `step` on `chip` under `draws` seeded routings of `workload`; ConfigError if that is outside its bucket.
 
-    `layers` asks for the few-layer rung instead, from at least that many layers and with mean routing.
+    `arrival` is what orders an arrival after its results, a launch's option. `layers` asks for the few-layer rung
+    instead, from at least that many layers and with mean routing.
     """
     if layers is not None:
-        return predict_few_layers(step.model, step.bucket, step.choices, chip, workload, layers=layers, exact=exact)
+        return predict_few_layers(
+            step.model, step.bucket, step.choices, chip, workload, layers=layers, exact=exact, arrival=arrival
+        )
     _check(workload, step.bucket)
     states = draw_states(step.model, workload, draws=draws, seed=seed)
     known: dict[LiveState, Breakdown] = {}
     for state in states:  # one row always hits as many experts, whichever they are
         if state not in known:
-            known[state] = break_down(run_step(step, chip, state, exact=exact))
+            known[state] = break_down(run_step(step, chip, state, exact=exact, arrival=arrival))
     parts = [known[state] for state in states]
     totals = tuple(each.total_ns for each in parts)
     distinct = [sum(layer) / draws for layer in zip(*(state.distinct_experts for state in states), strict=True)]
@@ -67,6 +72,7 @@ def predict_few_layers(  # noqa: PLR0913
     *,
     layers: int = 1,
     exact: bool = False,
+    arrival: Arrival = DEFAULT_ARRIVAL,
 ) -> Prediction:
     """Predict all layers from two runs of fewer (see `few_layers`); no more than those is lowered.
 
@@ -77,7 +83,7 @@ def predict_few_layers(  # noqa: PLR0913
     for num_layers, weight in runs(model, layers).items():
         fewer = truncated(model, num_layers)
         step = assemble(fewer, bucket, choices, chip.num_sms)
-        run = run_step(step, chip, mean_state(fewer, workload), exact=exact)
+        run = run_step(step, chip, mean_state(fewer, workload), exact=exact, arrival=arrival)
         parts.append((weight, break_down(run)))
     breakdown = blend(parts)
     return Prediction(

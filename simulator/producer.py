@@ -18,24 +18,28 @@ from simulator.memory import Memory
 from simulator.program import Record, Ring
 from simulator.result import SmTimes
 from simulator.ring import RingState
-from simulator.straggle import COPY_STRIDE, SIZE, SM_STRIDE, longest_delays
-from simulator.timer import Timer
+from simulator.straggle import COPY_STRIDE, SIZE, SM_STRIDE, delays
+from simulator.timer import Clock, Timer
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
     """What the SMs of one run have in common."""
 
-    env: simpy.Environment
+    env: Clock
     chip: HardwareSpec
     memory: Memory
     counters: Counters
     ring: Ring
     batch_copies: int
+    drains: bool
 
 
 class Sink(Protocol):
     """Who takes what the producer fetches."""
+
+    run: int
+    is_running: bool
 
     def open_record(self, record_idx: int) -> None:
         """The record's load waits are met, so that its run may begin."""
@@ -70,15 +74,22 @@ class Producer:
         self._straggle_ns = costs.straggle_ns
         self._straggle_queue_share = costs.straggle_queue_share
         self._straggler = sm * SM_STRIDE
-        self._delays = [longest_delays(num) for num in range(ring.batch_copies + 1)]
-        self.load = 0  # record being loaded
-        self._load_wait = 0  # its load waits already met
+        self._delays = delays()
+        self.load: int = 0  # record being loaded
+        self._load_wait: int = 0  # its load waits already met
         self._load_since_ns = 0.0
-        self._left_bytes = 0  # of the record being loaded
-        self._issued = 0  # copies
-        self._batch = 0  # copies that the issue timer waits for
-        self._batch_last_ns = 0.0  # when the last of them is issued
-        self._port_free_ns = 0.0
+        self._left_bytes: int = 0  # of the record being loaded
+        self._held_bytes: int = 0  # those that wait for its run
+        self._drains = shared.drains
+        self.awaits_end = False  # of the run before, so that the ring is empty
+        self.awaits_run = False  # of the record being loaded
+        self._issued: int = 0  # copies
+        self._batch: int = 0  # copies that the issue timer waits for
+        self._batch_last_ns: float = 0.0  # when the last of them is issued
+        self._port_free_ns: float = 0.0
+        self._landed_ns: float = 0.0  # when everything before the newest batch has landed
+        self._newest_ns: float = 0.0  # when the newest batch has
+        self._newest_issue_ns: float = 0.0  # when its last copy is issued
         self._ring_full = False
         self._issue_timer = Timer(env, self._issue)
         self._open_timer = Timer(env, self._open_after_work)
@@ -94,8 +105,29 @@ class Producer:
             self._ring_full = False
             self._plan_issue(now_ns)
 
+    def run_ended(self) -> None:
+        """Go on if the record ahead had to end first."""
+        self.awaits_end = False
+        self._begin_load()
+
+    def run_started(self, now_ns: float) -> None:
+        """Go on if the rest of the record's bytes waited for its run."""
+        self.awaits_run = False
+        self._left_bytes, self._held_bytes = self._held_bytes, 0
+        self._plan_issue(now_ns)
+
+    def in_flight_until(self, now_ns: float) -> float:
+        """When the copies issued by now have landed; of the newest batch some may be issued later."""
+        newest_ns = self._newest_ns
+        if self._newest_issue_ns > now_ns:
+            newest_ns -= self._newest_issue_ns - now_ns
+        return max(self._landed_ns, newest_ns)
+
     def _begin_load(self) -> None:
         while self.load < len(self._records):
+            if self._drains and self._sink.run < self.load:
+                self.awaits_end = True
+                return
             record = self._records[self.load]
             if self._load_wait < len(record.load_waits):
                 wait = record.load_waits[self._load_wait]
@@ -126,12 +158,19 @@ class Producer:
         """Let the record's copies be issued and its run begin; whether there are copies to issue."""
         now_ns = self._env.now
         load = self.load
-        self._left_bytes = self._records[load].load_bytes
+        record = self._records[load]
+        self._left_bytes = record.load_bytes
         self._times.load_start_ns[load] = now_ns
         self._times.landed_ns[load] = now_ns
         has_copies = self._left_bytes > 0
         if has_copies:
-            self._plan_issue(now_ns)
+            ahead = record.ahead_bytes
+            if ahead is not None and ahead < record.load_bytes:
+                self._left_bytes, self._held_bytes = ahead, record.load_bytes - ahead
+            if self._left_bytes:
+                self._plan_issue(now_ns)
+            else:
+                self.awaits_run = True
         else:
             self.load = load + 1
             self._load_wait = 0
@@ -196,22 +235,32 @@ class Producer:
             at_ns = port_ns
         entry = (self._straggler + first * COPY_STRIDE) & (SIZE - 1)
         if num == 1:
-            used_ns = at_ns + straggle_ns * self._delays[1][entry]
+            used_ns = at_ns + straggle_ns * self._delays[entry]
             self._ring.landed_ns[first & mask] = used_ns
         else:
             idle_ns = last_ns + self._idle_latency_ns
             if idle_ns > at_ns:
                 at_ns = idle_ns
-            used_ns = at_ns + straggle_ns * self._delays[num][entry]
+            # The last copy's own delay: those before it land earlier by as much as they are issued earlier.
+            used_ns = at_ns + straggle_ns * self._delays[(entry + (num - 1) * COPY_STRIDE) & (SIZE - 1)]
             if self._cap:
                 self._land(first, num, now_ns, at_ns, straggle_ns)
         self._port_free_ns = at_ns
+        if self._newest_ns > self._landed_ns:
+            self._landed_ns = self._newest_ns
+        self._newest_ns = used_ns
+        self._newest_issue_ns = last_ns
         self._issued = first + num
         self._left_bytes -= num_bytes
         self._times.landed_ns[load] = used_ns
         self._sink.take(load, first, num, used_ns, now_ns)
         if self._left_bytes:
             self._plan_issue(now_ns)
+        elif self._held_bytes:
+            if self._sink.is_running and self._sink.run == load:
+                self.run_started(now_ns)
+            else:
+                self.awaits_run = True
         else:
             self.load = load + 1
             self._load_wait = 0

@@ -7,6 +7,12 @@ read by `simulate.py` and `sm.py`.
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Literal
+
+Arrival = Literal["release", "read_back", "relaxed"]
+"""What an arrival waits for: for the SM's copies in flight, for a trip of its results to L2 and back, for nothing."""
+
+DEFAULT_ARRIVAL: Arrival = "release"
 
 
 class ProgramError(Exception):
@@ -55,8 +61,9 @@ class Record:
 
     `load_bytes` come in copies of the ring's copy size, the last one possibly shorter. `load_work_ns` is the
     producer's, spent after its load waits. `signal.work_ns` and `work_ns` are the consumers', spent after the run
-    waits and before the first copy is used; `compute_ns` follows the last copy. `other_bytes` are read by the run
-    itself through L2. `arrive` counts up when all of that is done.
+    waits and before the first copy is used; `copy_ns` is what they spend on a copy beyond reading it,
+    `compute_ns` follows the last copy. `other_bytes` are read by the run itself through L2. `arrive` counts up when all
+    of that is done. `ahead_bytes` may be fetched before the run waits are met, in whole copies; None: all.
     """
 
     label: Label
@@ -66,9 +73,11 @@ class Record:
     run_waits: tuple[Wait, ...] = ()
     signal: Signal | None = None
     work_ns: float = 0.0
+    copy_ns: float = 0.0
     compute_ns: float = 0.0
     other_bytes: int = 0
     arrive: int | None = None
+    ahead_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +96,16 @@ class Ring:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Records per SM in the order in which each SM walks them."""
+    """Records per SM in the order in which each SM walks them.
+
+    A program that `drains` empties its rings at every record: nothing is fetched before the record ahead has ended.
+    """
 
     ring: Ring
     sms: tuple[tuple[Record, ...], ...]
     num_counters: int
+    arrival: Arrival = DEFAULT_ARRIVAL
+    drains: bool = False
     arrivals: tuple[int, ...] = field(init=False)  # per counter, over the whole run
     waits: frozenset[Wait] = field(init=False)  # all that anybody waits for
 
@@ -133,5 +147,9 @@ class Program:
                 raise ProgramError(f"{record.label.name} uses counter {counter} of {self.num_counters}")
         if record.load_bytes < 0:
             raise ProgramError(f"{record.label.name} loads {record.load_bytes} bytes")
-        if min(record.load_work_ns, record.work_ns, record.compute_ns, record.other_bytes) < 0:
+        if record.ahead_bytes is not None and (record.ahead_bytes < 0 or record.ahead_bytes % self.ring.copy_bytes):
+            raise ProgramError(
+                f"{record.label.name} loads {record.ahead_bytes} bytes ahead, which is no number of copies"
+            )
+        if min(record.load_work_ns, record.work_ns, record.copy_ns, record.compute_ns, record.other_bytes) < 0:
             raise ProgramError(f"{record.label.name} spends a negative time or number of bytes")

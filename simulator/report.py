@@ -15,6 +15,7 @@ from rich.text import Text
 
 from simulator.bounds import Bounds
 from simulator.breakdown import Breakdown
+from simulator.calibrate import Calibrated
 from simulator.compare import Comparison
 from simulator.prediction import Prediction
 from simulator.whatif import Answer
@@ -46,6 +47,21 @@ def prediction_report(prediction: Prediction, title: str, note: str | None = Non
         Text(),
         Text.assemble(("stopped by ", "bold"), prediction.stopped_by),
     )
+
+
+def calibration_report(found: Calibrated, title: str) -> RenderableType:
+    """Fitted constants with their intervals, and how well times are met that were fitted and that were not."""
+    table = _table("constant", "value", "95% from", "to", "")
+    for each in found.fitted.constants:
+        note = "" if each.is_known else "not told: left as it was"
+        table.add_row(each.name, f"{each.value:.4g}", f"{each.low:.3g}", f"{each.high:.3g}", note)
+    unseen = [abs(each) for each in found.unseen]
+    lines = [
+        f"streams {found.rate_bytes_per_ns:.0f} GB/s; {len(found.fitted.errors)} fitted: {found.fitted.mape:.1%} mean"
+    ]
+    if unseen:
+        lines.append(f"{len(unseen)} not seen: {sum(unseen) / len(unseen):.1%} mean, {max(unseen):.1%} at worst")
+    return Group(Text(title, style="bold"), table, *map(Text, lines))
 
 
 def study_report(found: Sequence[Answer], title: str, notes: Iterable[str]) -> RenderableType:

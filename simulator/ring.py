@@ -17,8 +17,8 @@ class RingState:
         cap = ring.cap_copies
         batch = min(batch_copies, ring.stages)
         if cap is not None:
-            # The cap is kept by looking at batches before the one being issued, so a batch has to stay below it.
-            batch = min(batch, max(1, cap * 2 // 3))
+            # The cap is kept by looking at batches before the one being issued, so a batch has to keep it itself.
+            batch = min(batch, max(1, cap * 4 // 5))
         self.batch_copies = batch
         self.mask = (1 << (max(ring.stages, cap or 0) + batch).bit_length()) - 1
         self.landed_ns = [0.0] * (self.mask + 1)

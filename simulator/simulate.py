@@ -4,8 +4,6 @@ Owns the choice between exact mode (every copy is issued by its own event) and f
 and the refusal of programs that stop for ever. Refuses to read files or to print. Called by the front ends.
 """
 
-import simpy
-
 from megakernel.hardware import HardwareSpec
 from simulator.counters import Counters
 from simulator.memory import Memory
@@ -13,9 +11,10 @@ from simulator.producer import Shared
 from simulator.program import Program, ProgramError
 from simulator.result import Result
 from simulator.sm import StreamingMultiprocessor
+from simulator.timer import Clock
 
 # Larger batches are faster and agree less with the exact mode (see tests/accuracy).
-FAST_BATCH_COPIES = 3
+FAST_BATCH_COPIES = 4
 FAST_BATCH_BYTES = 48 * 1024
 
 
@@ -23,15 +22,15 @@ def simulate(program: Program, chip: HardwareSpec, *, exact: bool = False) -> Re
     """Run `program` to its end and return what happened when."""
     if len(program.sms) > chip.num_sms:
         raise ProgramError(f"the program has {len(program.sms)} SMs and {chip.name} has {chip.num_sms}")
-    env = simpy.Environment()
+    env = Clock()
     memory = Memory(chip, len(program.sms))
     counters = Counters(env, chip, memory, program)
     batch = 1 if exact else max(1, min(FAST_BATCH_COPIES, FAST_BATCH_BYTES // program.ring.copy_bytes))
-    shared = Shared(env, chip, memory, counters, program.ring, batch)
+    shared = Shared(env, chip, memory, counters, program.ring, batch, program.drains)
     sms = [StreamingMultiprocessor(shared, sm, records) for sm, records in enumerate(program.sms)]
     for sm in sms:
         sm.start()
-    env.run()
+    env.run_timers()
     for idx, sm in enumerate(sms):
         if not sm.is_done:
             raise ProgramError(f"the program stops for ever: SM {idx} is {sm.blocked_at}")

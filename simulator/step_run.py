@@ -13,6 +13,7 @@ from megakernel.cost import LiveState
 from megakernel.hardware import HardwareSpec
 from megakernel.timeline import TaskSpan, Timeline
 from simulator.lowered import Lowered, lower_program
+from simulator.program import DEFAULT_ARRIVAL, Arrival
 from simulator.result import Result
 from simulator.simulate import simulate
 
@@ -56,7 +57,14 @@ class StepRun:
         return Timeline(f"simulated on {self.chip.name}", tuple(spans))
 
 
-def run_step(step: BuiltStep, chip: HardwareSpec, state: LiveState, *, exact: bool = False) -> StepRun:
+def run_step(
+    step: BuiltStep,
+    chip: HardwareSpec,
+    state: LiveState,
+    *,
+    exact: bool = False,
+    arrival: Arrival = DEFAULT_ARRIVAL,
+) -> StepRun:
     """Simulate `step` in `state`; ProgramError when the chip has fewer SMs or the table stops for ever."""
-    lowered = lower_program(step, state, chip)
+    lowered = lower_program(step, state, chip, arrival)
     return StepRun(step, chip, lowered, simulate(lowered.program, chip, exact=exact))

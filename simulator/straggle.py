@@ -17,13 +17,3 @@ def delays() -> tuple[float, ...]:
     """Exponential delays of mean one."""
     draw = Random(2026)
     return tuple(draw.expovariate(1.0) for _ in range(SIZE))
-
-
-@cache
-def longest_delays(num_copies: int) -> tuple[float, ...]:
-    """Per entry, the longest delay among `num_copies` copies in a row."""
-    single = delays()
-    return tuple(
-        max((single[(start + COPY_STRIDE * step) & (SIZE - 1)] for step in range(num_copies)), default=0.0)
-        for start in range(SIZE)
-    )

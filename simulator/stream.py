@@ -12,7 +12,7 @@ from pydantic import Field
 
 from megakernel.config import ConfigError, Frozen
 from megakernel.hardware import HardwareSpec
-from simulator.program import Label, Program, Record, Ring, Signal, Wait
+from simulator.program import DEFAULT_ARRIVAL, Arrival, Label, Program, Record, Ring, Signal, Wait
 
 PREVIOUS = "prev:"
 
@@ -99,7 +99,9 @@ def _check_waits(phase: Phase, same: list[str], previous: list[str], source: str
             raise ConfigError(f"{source}: `{key}` of phase `{phase.name}` names a counter twice")
 
 
-def stream_records(stream: StreamProgram, chip: HardwareSpec, source: str = "program") -> Program:
+def stream_records(
+    stream: StreamProgram, chip: HardwareSpec, source: str = "program", arrival: Arrival = DEFAULT_ARRIVAL
+) -> Program:
     """Translate into the simulator's program: one record per phase, the same list for every SM."""
     stream.check(chip, source)
     numbers = _Numbers(stream)
@@ -107,7 +109,7 @@ def stream_records(stream: StreamProgram, chip: HardwareSpec, source: str = "pro
         _record(phase, layer, task, stream, numbers, chip) for task, (layer, phase) in enumerate(_phases(stream))
     )
     ring = Ring(stream.copy_bytes, stream.ring_stages, stream.in_flight_cap_bytes)
-    return Program(ring, (records,) * stream.sms, numbers.count)
+    return Program(ring, (records,) * stream.sms, numbers.count, arrival)
 
 
 def _phases(stream: StreamProgram) -> Iterator[tuple[int, Phase]]:

@@ -13,8 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from megakernel.hardware import HardwareSpec
+from simulator.microbench import Point
 from simulator.simulate import simulate
-from simulator.stream import Phase, PhaseSignal, StreamProgram, stream_records
+from simulator.stream import Phase, StreamProgram, stream_records
 
 DATA = Path(__file__).parents[1] / "data"
 CHIP = Path(__file__).parents[2] / "configs" / "hardware" / "h200.toml"
@@ -25,8 +26,6 @@ SHORT, LONG = 5, 9
 HELD_OUT_COPY_BYTES = 4096
 HELD_OUT_ORDER = "QKV ATT UP DOWN O"
 HELD_OUT_STRIDE = 5  # and every fifth of the other cells
-COPIES = {"QKV": 20, "UP": 46, "ATT": 8, "DOWN": 23, "O": 16}
-HEAD_COPIES = 993
 
 
 @dataclass(frozen=True)
@@ -60,15 +59,17 @@ class Cell:
 
     def program(self, layers: int) -> StreamProgram:
         """Describe the step with another number of layers."""
-        phases, tail = _skeleton(self) if self.order else (_even(self), None)
+        if self.order:
+            after_wait = self.loads == "load_after_wait"
+            return Point(tuple(self.order.split()), after_wait, self.cap_kb, self.work_cycles).program(layers)
         return StreamProgram(
             sms=SMS,
             copy_bytes=self.copy_bytes,
             ring_stages=self.ring_stages,
             in_flight_cap_bytes=None if self.cap_kb is None else self.cap_kb * 1024,
             layers=layers,
-            phases=phases,
-            tail=tail,
+            phases=_even(self),
+            tail=None,
         )
 
 
@@ -118,32 +119,6 @@ def _even(cell: Cell) -> tuple[Phase, ...]:
     return tuple(
         Phase(name=name, copies=cell.copies, consume_after=(wait,), work_cycles=cell.work_cycles)
         for name, wait in zip(names, before, strict=True)
-    )
-
-
-def _skeleton(cell: Cell) -> tuple[tuple[Phase, ...], Phase]:
-    """A parallel block: both paths read QKV's input, the experts' addresses are known after the router."""
-    if cell.work_cycles is None:
-        phases = tuple(Phase(name=name, copies=COPIES[name]) for name in cell.order.split())
-        return phases, Phase(name="HEAD", copies=HEAD_COPIES)
-    waits: dict[str, tuple[str, ...]] = {
-        "QKV": ("prev:O", "prev:DOWN"), "ATT": ("QKV",), "O": ("ATT",), "DOWN": ("UP",), "UP": ()
-    }  # fmt: skip
-    router_cycles = 1000 if cell.work_cycles else 0
-    phases = tuple(
-        Phase(
-            name=name,
-            copies=COPIES[name],
-            consume_after=waits[name],
-            load_after=("ROUTER",) if name == "UP" else waits[name] if cell.loads == "load_after_wait" else (),
-            work_cycles=0 if name == "UP" else cell.work_cycles,
-            load_work_cycles=router_cycles if name == "UP" else 0,
-            signal=PhaseSignal(counter="ROUTER", work_cycles=router_cycles) if name == "QKV" else None,
-        )
-        for name in cell.order.split()
-    )
-    return phases, Phase(
-        name="HEAD", copies=HEAD_COPIES, consume_after=("prev:O", "prev:DOWN"), work_cycles=cell.work_cycles
     )
 
 

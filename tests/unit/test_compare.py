@@ -28,9 +28,10 @@ PARTS = ("duration_ns", "wait_ns", "order_ns", "contention_ns")
 MOMENTS = ("load_start_ns", "landed_ns", "run_wait_ns", "run_start_ns", "end_ns")
 
 
-def simulated(chip=None, name="hand", layers=LAYERS):
+def simulated(chip=None, name="hand", layers=LAYERS, arrival="release"):
     step = short_step(name, layers=layers)
-    return run_step(step, chip or north.chip(), mean_state(step.model, Workload(contexts=(8192,))))
+    state = mean_state(step.model, Workload(contexts=(8192,)))
+    return run_step(step, chip or north.chip(), state, arrival=arrival)
 
 
 @pytest.fixture(scope="module")
@@ -155,16 +156,18 @@ def with_costs(chip, **costs):
     return chip.model_copy(update={"costs": chip.costs.model_copy(update=costs)})
 
 
-@pytest.mark.parametrize("part", ["wait_ns", "contention_ns"])
+@pytest.mark.parametrize("part", ["duration_ns", "wait_ns", "contention_ns"])
 def test_what_slows_a_simulated_card_down_is_the_part_that_grows(part):
-    # Without queues before hand-offs the causes don't act on each other.
-    chip = with_costs(north.chip(), handoff_queue_share=0.0, thread_queue_share=0.0)
+    # Without queues before hand-offs, and releases that wait for copies, the causes don't act on each other.
+    chip = with_costs(north.chip(), handoff_queue_share=0.0, poll_queue_share=0.0)
     slower = tuple(each.model_copy(update={"bytes_per_ns": 0.9 * each.bytes_per_ns}) for each in chip.ceilings)
+    longer = chip.work.model_copy(update={"finish": chip.work.finish + 2000.0})
     cause = {
+        "duration_ns": chip.model_copy(update={"work": longer}),
         "wait_ns": with_costs(chip, handoff_ns=chip.costs.handoff_ns + 1000.0),
         "contention_ns": chip.model_copy(update={"ceilings": slower}),
     }[part]
-    base, measured = simulated(chip), simulated(cause)
+    base, measured = (simulated(each, arrival="relaxed") for each in (chip, cause))
     gap = measured.result.total_ns - base.result.total_ns
     # A stream that is held up catches up a little, which is contention that shrinks.
     assert parts(compare(base, measured.timeline()))[part] == pytest.approx(gap, rel=0.15)

@@ -23,9 +23,9 @@ from simulator.walk import Walk, demand_of, walk_of_run, walk_of_timeline
 ONE_ROW = Workload(contexts=(8192,))
 
 
-def run_of(name="hand", layers=5, chip=None):
+def run_of(name="hand", layers=5, chip=None, arrival="release"):
     step = short_step(name, layers=layers)
-    return run_step(step, chip or north.chip(), mean_state(step.model, ONE_ROW))
+    return run_step(step, chip or north.chip(), mean_state(step.model, ONE_ROW), arrival=arrival)
 
 
 def critical_of(run):
@@ -134,12 +134,13 @@ def longer(run, task, extra_ns):
     sm = int(np.searchsorted(offsets, row, side="right")) - 1
     record = records[sm][row - offsets[sm]]
     records[sm][row - offsets[sm]] = replace(record, compute_ns=record.compute_ns + extra_ns)
-    changed = Program(program.ring, tuple(map(tuple, records)), program.num_counters)
+    changed = Program(program.ring, tuple(map(tuple, records)), program.num_counters, program.arrival)
     return simulate(changed, run.chip).total_ns
 
 
 def test_a_task_may_take_its_slack_longer_and_no_more_and_a_critical_one_may_not():
-    run = run_of("reference", layers=2)  # loads after the wait: nothing makes good for a delay
+    # Loads after the wait: nothing makes good for a delay. A release that is later also finds other copies in flight.
+    run = run_of("reference", layers=2, arrival="relaxed")
     critical = critical_of(run)
     walk, slack = critical.walk, critical.slack()
     layers = np.array([op.layer for op in run.step.graph.ops])[walk.op]
@@ -151,7 +152,7 @@ def test_a_task_may_take_its_slack_longer_and_no_more_and_a_critical_one_may_not
     sample = early[np.linspace(0, len(early) - 1, 6).astype(int)].tolist()
     shares = [grown(record, 0.8 * slack[record]) / slack[record] for record in sample]
     assert sum(share < 0.01 for share in shares) >= 2
-    assert max(shares) < 0.35  # a wait that is met later is polled later: that is not in the slack
+    assert max(shares) < 0.7  # a wait that is met later is polled later: that is not in the slack
     assert min(grown(record, 2.0 * slack[record]) / slack[record] for record in sample) > 0.9
     on_path = [link.record for link in critical.chain() if link.at is At.END and layers[link.record] == 1][:3]
     assert on_path

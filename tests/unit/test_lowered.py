@@ -97,7 +97,7 @@ def test_the_router_signals_after_norm_and_dot_products_and_nothing_waits_for_qk
     found = [record for record in records(lowered(short_step(), 8192)) if record.label.kind == "project"]
     work, ns = north.chip().work, north.chip().cycles_ns
     early = {record.signal.work_ns for record in found if record.signal}
-    assert early == {ns(work.norm) + ns(work.router)}
+    assert early == {ns(work.norm) + ns(work.router + work.router_row)}
     assert {record.signal is None for record in found if record.label.layer == 0} == {True}
 
 
@@ -107,8 +107,11 @@ def test_an_sm_finds_a_layers_experts_once():
         for layer in range(5):
             routed = [record for record in sm if record.label.layer == layer and record.label.kind in {"up", "down"}]
             spent = [record.load_work_ns for record in routed]
-            topk = north.chip().cycles_ns(north.chip().work.topk)
-            assert spent == ([0.0] * len(spent) if layer == 0 else [topk] + [0.0] * (len(spent) - 1))
+            work, ns = north.chip().work, north.chip().cycles_ns
+            planned = [ns(work.plan) if record.load_waits else 0.0 for record in routed]
+            if layer:
+                planned[0] += ns(work.topk + work.ids)
+            assert spent == pytest.approx(planned)
 
 
 def test_an_sm_stages_an_operators_rows_once():

@@ -121,7 +121,7 @@ def test_an_uncapped_ring_hides_nothing_and_a_cap_does(exact):
         program = even(132, copies, phases=phases, work_ns=work_ns, ring=Ring(8192, 25, cap))
         return simulate(program, measured, exact=exact).total_ns / phases
 
-    assert phase_ns(None) == pytest.approx(streamed_ns + work_ns + 1250, rel=0.04)
+    assert phase_ns(None) == pytest.approx(streamed_ns + work_ns + 1250, rel=0.06)
     assert phase_ns(48 * 1024) < 1.05 * streamed_ns
 
 
@@ -136,7 +136,7 @@ def test_a_signal_leaves_after_its_work_and_delays_the_run(chip):
     sender = (Record(LABEL, signal=Signal(0, 300.0), work_ns=5000.0, arrive=1),)
     waiter = (Record(LABEL, run_waits=(Wait(0, 1),)),)
     found = simulate(Program(ring, (sender, waiter), 2), chip)
-    assert found.sms[0].end_ns[0] == pytest.approx(5300 + chip.costs.release_ns)
+    assert found.sms[0].end_ns[0] == pytest.approx(5300 + chip.costs.fence_ns)
     assert found.sms[1].run_start_ns[0] == pytest.approx(300 + chip.costs.handoff_ns)
     assert found.sms[1].run_wait_ns == pytest.approx(300 + chip.costs.handoff_ns)
 
@@ -145,9 +145,84 @@ def test_an_arrival_holds_its_threads_until_the_release_has_gone(chip):
     ring = Ring(8192, 4)
     records = (Record(LABEL, work_ns=1000.0, arrive=0), Record(LABEL, work_ns=1000.0), Record(LABEL))
     found = simulate(Program(ring, (records,), 1), chip)
-    assert list(found.sms[0].run_start_ns) == pytest.approx(
-        [0, 1000 + chip.costs.release_ns, 2000 + chip.costs.release_ns]
+    assert list(found.sms[0].run_start_ns) == pytest.approx([0, 1000 + chip.costs.fence_ns, 2000 + chip.costs.fence_ns])
+
+
+def arrived_ns(chip, arrival, copies=20):
+    """When a waiter sees the arrival of an SM that has loads for its next record in flight."""
+    sender = (Record(LABEL, work_ns=1500.0, arrive=0), Record(LABEL, load_bytes=copies * 8192, work_ns=9000.0))
+    waiter = (Record(LABEL, run_waits=(Wait(0, 1),)),)
+    found = simulate(Program(Ring(8192, 24), (sender, waiter), 1, arrival=arrival), chip, exact=True)
+    return found.sms[1].run_start_ns[0], found
+
+
+def test_a_release_waits_for_the_copies_in_flight_and_other_arrivals_do_not(chip):
+    idle = {arrival: arrived_ns(chip, arrival, copies=0)[0] for arrival in ("release", "read_back", "relaxed")}
+    costs = chip.costs
+    assert idle["release"] == pytest.approx(1500 + costs.handoff_ns)
+    assert idle["relaxed"] == pytest.approx(1500 + costs.handoff_ns - costs.fence_ns)
+    assert idle["read_back"] == pytest.approx(idle["relaxed"] + costs.read_back_ns)
+    released, found = arrived_ns(chip, "release")
+    assert found.sms[0].landed_ns[1] > 2000.0
+    # Copies issued after the release has begun are not waited for.
+    in_flight = int(1500 / costs.issue_ns)
+    expected = found.sms[0].landed_ns[1] - (20 - in_flight) * costs.issue_ns
+    assert released == pytest.approx(expected + costs.handoff_ns, abs=2 * costs.issue_ns)
+    for arrival in ("read_back", "relaxed"):
+        assert arrived_ns(chip, arrival)[0] < idle[arrival] + 300.0
+
+
+@pytest.mark.parametrize(
+    ("arrival", "copies", "cycles"),
+    [("release", 1, 1309), ("release", 3, 2000), ("release", 5, 2701), ("read_back", 5, 561), ("read_back", 24, 2798)],
+)
+def test_what_an_arrival_costs_its_thread_is_about_what_was_measured(arrival, copies, cycles):
+    """tests/bench/LOG.md: a thread arrives while another keeps as many copies of 8 KB in flight on every SM."""
+    measured = load_hardware(CHIP)
+    stream = Record(LABEL, load_bytes=400 * 8192)
+    turns = tuple(Record(LABEL, arrive=0) for _ in range(60))
+    # The copies are the last record's, so that only the ring and its cap hold them up.
+    ring = Ring(8192, 400, copies * 8192)
+    program = Program(ring, (((*turns, stream)),) * 132, 1, arrival=arrival)
+    ends = simulate(program, measured, exact=True).sms[0].end_ns
+    # Past the first few, while the stream still lasts.
+    spent = (ends[25] - ends[5]) / 20
+    assert spent == pytest.approx(cycles / 1.98, rel=0.45)
+
+
+def test_a_ring_that_drains_fetches_nothing_before_the_record_ahead_has_ended(chip):
+    records = tuple(Record(LABEL, load_bytes=4 * 8192) for _ in range(3))
+    ring = Ring(8192, 12)
+    ahead, drained = (simulate(Program(ring, (records,), 0, drains=drains), chip) for drains in (False, True))
+    assert list(ahead.sms[0].load_start_ns) == sorted(ahead.sms[0].load_start_ns)
+    assert ahead.sms[0].load_start_ns[1] < ahead.sms[0].end_ns[0]
+    assert all(drained.sms[0].load_start_ns[idx + 1] >= drained.sms[0].end_ns[idx] for idx in range(2))
+    assert drained.total_ns > ahead.total_ns
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_only_what_may_be_fetched_ahead_is_there_when_the_wait_is_met(chip, exact):
+    ring = Ring(8192, 12)
+    slow = (Record(LABEL, work_ns=9000.0, arrive=0),)
+
+    def landed(ahead):
+        record = Record(LABEL, load_bytes=8 * 8192, run_waits=(Wait(0, 1),), ahead_bytes=ahead)
+        return simulate(Program(ring, (slow, (record,)), 1), chip, exact=exact)
+
+    met = 9000 + chip.costs.handoff_ns
+    everything, some, nothing = (landed(ahead) for ahead in (None, 4 * 8192, 0))
+    assert everything.sms[1].landed_ns[0] < met < some.sms[1].landed_ns[0] < nothing.sms[1].landed_ns[0]
+    assert nothing.sms[1].end_ns[0] > some.sms[1].end_ns[0] > everything.sms[1].end_ns[0]
+    assert {each.bytes_read for each in (everything, some, nothing)} == {8 * 8192}
+
+
+def test_a_records_own_time_per_copy_is_spent_on_every_copy(chip):
+    ring = Ring(8192, 12)
+    plain, slow = (
+        simulate(Program(ring, ((Record(LABEL, load_bytes=10 * 8192, copy_ns=extra),),), 0), chip)
+        for extra in (0.0, 2000.0)
     )
+    assert slow.total_ns - plain.total_ns == pytest.approx(9 * 2000.0 + 2000.0, rel=0.1)
 
 
 def test_a_run_never_starts_before_its_own_load_wait(chip):
@@ -255,6 +330,7 @@ def test_fast_mode_agrees_with_exact_mode():
         (lambda: Program(Ring(8192, 4), ((Record(LABEL, arrive=3),),), 3), "counter 3 of 3"),
         (lambda: Program(Ring(8192, 4), ((Record(LABEL, load_bytes=-1),),), 0), "-1 bytes"),
         (lambda: Program(Ring(8192, 4), ((Record(LABEL, work_ns=-1.0),),), 0), "negative"),
+        (lambda: Program(Ring(8192, 4), ((Record(LABEL, ahead_bytes=100),),), 0), "no number of copies"),
     ],
 )
 def test_malformed_programs_are_refused(build, message):

@@ -1,0 +1,160 @@
+"""Fits a chip's costs to a card's measurements, and writes them down with intervals and where they come from.
+
+Owns the choice of what is fitted: the streaming rate comes from the free streams alone, and then those costs whose
+sources say that they are fitted or carried over, to every so many of the other skeletons. Costs that were measured
+directly stay, and so do those that the measurements cannot tell within a factor of two: they keep the base's value and
+say so. Called by the `simulator` command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from megakernel.config import ConfigError
+from megakernel.hardware import Costs, HardwareSpec
+from simulator.fit import Fitted, Times, Values, fit
+from simulator.microbench import LAYERS, Measurement, Point
+from simulator.stream import StreamProgram
+from simulator.trust import TRANSFERRED
+
+ROUNDS = 2
+EVERY = 4
+SHORT_RUNS = (3, 5)
+NOT_TOLD = ("arrive_serial_ns", "fence_ns", "handoff_ns", "issue_capped_ns", "issue_ns", "l2_bytes_per_ns")
+"""Costs that skeletons do not tell apart from others, or not at all: microbenchmarks of their own do."""
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A chip with fitted costs; `errors` are of the fitted skeletons, `unseen` of the others, relative."""
+
+    chip: HardwareSpec
+    fitted: Fitted
+    rate_bytes_per_ns: float
+    unseen: tuple[float, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data."""
+        unseen = np.abs(np.array(self.unseen))
+        return {
+            "chip": self.chip.name,
+            "streaming_bytes_per_ns": self.rate_bytes_per_ns,
+            "constants": [
+                {"name": each.name, "value": each.value, "low": each.low, "high": each.high, "known": each.is_known}
+                for each in self.fitted.constants
+            ],
+            "fitted": {"samples": len(self.fitted.errors), "mape": self.fitted.mape,
+                       "worst": float(np.abs(self.fitted.errors).max())},
+            "unseen": {"samples": len(unseen), "mape": float(unseen.mean()) if len(unseen) else None,
+                       "worst": float(unseen.max()) if len(unseen) else None},
+        }  # fmt: skip
+
+
+def fitted_costs(chip: HardwareSpec) -> tuple[str, ...]:
+    """Names of the costs that a calibration from `chip` moves: fitted or carried over, positive, and told."""
+    return tuple(
+        name
+        for name in Costs.model_fields
+        if name not in NOT_TOLD
+        and chip.sources[f"costs.{name}"].startswith(("fitted", TRANSFERRED))
+        and getattr(chip.costs, name) > 0.0
+    )
+
+
+def calibrate(
+    base: HardwareSpec,
+    measurement: Measurement,
+    points: list[tuple[Point, float]],
+    source: str,
+    *,
+    rounds: int = ROUNDS,
+    every: int = EVERY,
+) -> Calibrated:
+    """Fit `base` to the measured times of `points`; `source` names the file in the new sources."""
+    free = [_bytes(point) / (ms * 1e6) for point, ms in points if point.is_free]
+    rate = float(np.median(free))
+    where = f"{source}, {measurement.card.name}, {measurement.date[:10]}"
+    chip = _with_rate(base, rate, f"measured: free stream of {where}; fewer SMs as in the base chip")
+    paced = [(point, ms) for point, ms in points if not point.is_free]
+    chosen, others = paced[::every], [pair for idx, pair in enumerate(paced) if idx % every]
+    names = fitted_costs(base)
+    if len(chosen) <= len(names):
+        raise ConfigError(
+            f"{source}: {len(chosen)} skeletons for {len(names)} constants; measure more, or take a smaller --every"
+        )
+    measured = np.array([ms for _, ms in chosen])
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+
+        def times(candidate: HardwareSpec, pairs: list[tuple[Point, float]]) -> Times:
+            run = partial(Point.simulated_ms, chip=candidate, layers=SHORT_RUNS)
+            return np.array(list(pool.map(run, [point for point, _ in pairs])))
+
+        start = {name: getattr(chip.costs, name) for name in names}
+
+        def chosen_times(values: Values) -> Times:
+            return times(_with(chip, values), chosen)
+
+        found = fit(start, measured, chosen_times, rounds=rounds)
+        known = {each.name: each.value for each in found.constants if each.is_known}
+        sources = {
+            f"costs.{each.name}": f"fitted to {where}: 95% within {each.low:.3g} to {each.high:.3g}"
+            if each.is_known
+            else f"not told by {where}; the base's, which was: {base.sources[f'costs.{each.name}']}"
+            for each in found.constants
+        }
+        fitted_chip = _with(chip, known)
+        done = fitted_chip.model_copy(update={"sources": {**chip.sources, **sources}})
+        unseen = times(done, others) / np.array([ms for _, ms in others]) - 1.0 if others else np.array([])
+    return Calibrated(done, found, rate, tuple(unseen.tolist()))
+
+
+def _with(chip: HardwareSpec, values: Values) -> HardwareSpec:
+    rounded = {name: float(f"{value:.4g}") for name, value in values.items()}
+    return chip.model_copy(update={"costs": chip.costs.model_copy(update=rounded)})
+
+
+def _with_rate(chip: HardwareSpec, rate: float, source: str) -> HardwareSpec:
+    """The chip with all rates below its streaming ceiling in proportion, but none above an SM's port."""
+    factor = rate / chip.streaming_bytes_per_ns
+    ceilings = tuple(
+        each.model_copy(
+            update={"bytes_per_ns": round(min(each.bytes_per_ns * factor, each.num_sms * chip.sm_bytes_per_ns), 1)}
+        )
+        for each in chip.ceilings
+    )
+    return chip.model_copy(update={"ceilings": ceilings, "sources": {**chip.sources, "ceilings": source}})
+
+
+def _bytes(point: Point) -> int:
+    return _program_bytes(point.program(LAYERS))
+
+
+def _program_bytes(program: StreamProgram) -> int:
+    copies = program.layers * sum(phase.copies for phase in program.phases)
+    copies += program.tail.copies if program.tail else 0
+    return copies * program.sms * program.copy_bytes
+
+
+def chip_toml(chip: HardwareSpec, head: Iterable[str]) -> str:
+    """A chip as the file that it is read from."""
+    return "\n".join([*(f"# {line}" for line in head), "", *_lines(chip)]) + "\n"
+
+
+def _lines(chip: HardwareSpec) -> Iterator[str]:
+    for name, value in chip:
+        if isinstance(value, str | int | float):
+            yield f"{name} = {json.dumps(value)}"
+    yield "ceilings = ["
+    for each in chip.ceilings:
+        yield f"  {{ num_sms = {each.num_sms}, bytes_per_ns = {each.bytes_per_ns} }},"
+    yield "]"
+    for title, table in (("costs", chip.costs), ("work", chip.work)):
+        yield from ("", f"[{title}]", *(f"{name} = {json.dumps(value)}" for name, value in table))
+    yield from ("", "[sources]", *(f"{json.dumps(key)} = {json.dumps(text)}" for key, text in chip.sources.items()))

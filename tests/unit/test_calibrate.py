@@ -1,0 +1,115 @@
+"""`simulator calibrate`: what a measurement's names mean, constants found again, and the chip file that comes out."""
+
+import json
+import sys
+
+import pytest
+from support.h200 import CHIP
+
+from megakernel.assets import asset
+from megakernel.config import ConfigError
+from megakernel.hardware import load_hardware
+from simulator.calibrate import SHORT_RUNS, calibrate, chip_toml, fitted_costs
+from simulator.cli import main
+from simulator.microbench import LAYERS, Measurement, Point, read_measurement
+
+ORDER = ("QKV", "ATT", "UP", "DOWN", "O")
+
+
+def cells(chip, few):
+    points = [Point(ORDER, False, None, None)]
+    points += [Point(ORDER, False, cap, work) for cap in (32, 40, 64, None) for work in (0, 2000)][:few]
+    return [(point, point.simulated_ms(chip, layers=SHORT_RUNS)) for point in points]
+
+
+def measurement(card="a card"):
+    return Measurement.model_validate(
+        {"what": "microbench", "date": "2026-11-30T00:00", "card": {"name": card}, "samples": []}
+    )
+
+
+def without_fit_of(chip, keep):
+    """A chip of which only the costs in `keep` say that they were fitted."""
+    sources = {
+        key: "measured" if text.startswith("fitted") and key.removeprefix("costs.") not in keep else text
+        for key, text in chip.sources.items()
+    }
+    return chip.model_copy(update={"sources": sources})
+
+
+@pytest.mark.timeout(300)
+def test_a_simulated_card_is_found_again():
+    base = without_fit_of(load_hardware(CHIP), {"consume_copy_ns", "handoff_queue_share"})
+    card = base.model_copy(
+        update={"costs": base.costs.model_copy(update={"consume_copy_ns": 90.0, "handoff_queue_share": 1.2})}
+    )
+    found = calibrate(base, measurement(), cells(card, 4), "card.json", rounds=2, every=1)
+    assert fitted_costs(base) == ("consume_copy_ns", "handoff_queue_share")
+    assert found.fitted.mape < 0.01
+    assert found.chip.costs.handoff_queue_share == pytest.approx(1.2, rel=0.15)
+    assert "95% within" in found.chip.sources["costs.handoff_queue_share"]
+    assert "card.json, a card, 2026-11-30" in found.chip.sources["ceilings"]
+    assert json.loads(json.dumps(found.to_json()))["fitted"]["samples"] == 4
+
+
+def test_too_few_skeletons_for_the_constants_are_refused():
+    with pytest.raises(ConfigError, match="skeletons for 11 constants; measure more, or take a smaller --every"):
+        calibrate(load_hardware(CHIP), measurement(), [(Point(ORDER, False, None, None), 1.5)] * 2, "card.json")
+
+
+@pytest.mark.parametrize("name", ["h200.toml", "h100-sxm.toml"])
+def test_a_chip_is_read_back_as_it_was_written(tmp_path, name):
+    chip = load_hardware(CHIP.with_name(name))
+    (tmp_path / "chip.toml").write_text(chip_toml(chip, ["A chip."]), encoding="utf-8")
+    assert load_hardware(tmp_path / "chip.toml") == chip
+
+
+def test_the_shipped_measurement_is_understood():
+    read, points = read_measurement(asset("configs/measurements/h200.json"))
+    assert read.card.name == "NVIDIA H200"
+    assert len(points) == 107 + 2 * 4  # the data set and other rings; two variants of arrivals that are told apart
+    assert {point.arrival for point, _ in points} == {"release", "relaxed"}
+    assert {(point.copy_bytes, point.stages) for point, _ in points} == {
+        (8192, 25),
+        (4096, 50),
+        (16384, 12),
+        (32768, 6),
+    }
+    described = points[0][0].program(LAYERS)
+    copies = LAYERS * sum(phase.copies for phase in described.phases) + described.tail.copies
+    assert copies * 132 * 8192 == 7_061_176_320  # the record's own count
+
+
+@pytest.fixture
+def command(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["simulator", "calibrate", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        return left.value.code or 0, *capsys.readouterr()
+
+    return call
+
+
+def sample(name):
+    return {"what": "microbench", "date": "2026", "card": {"name": "x"}, "samples": [{"name": name, "ms": [1.0]}]}
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "message"),
+    [
+        (sample("default | QKV UP,free,,"), (), "is not ORDER,LOADS,CAP_KB,WORK_CYCLES"),
+        (sample("default | QKV ATT UP DOWN O,sideways,,"), (), "is not ORDER,LOADS,CAP_KB,WORK_CYCLES"),
+        (sample("default | QKV ATT UP DOWN O,free,,"), (), "no free stream and skeletons among its samples"),
+        ({"what": "microbench"}, (), "date"),
+        (sample("hand"), ("--out", "none/chip.toml"), "none/chip.toml: cannot be written"),
+    ],
+)
+def test_bad_measurements_are_one_message_and_exit_2(command, tmp_path, content, arguments, message):
+    (tmp_path / "m.json").write_text(json.dumps(content), encoding="utf-8")
+    code, out, err = command("m.json", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert message in err
