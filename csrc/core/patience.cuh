@@ -13,6 +13,7 @@
 namespace mk::core {
 
 inline constexpr uint32_t kAllLanes = 0xffffffffu;
+inline constexpr uint32_t kTriesPerLook = 16;  // at whether to stop
 
 // What a thread waits for, for the report.
 struct Waiting {
@@ -38,15 +39,17 @@ __device__ __forceinline__ bool must_stop(const Context& context) {
 }
 
 // Waits until `ready()` holds in all lanes of a warp; false when the kernel is to be left. `describe()` is for the
-// note, made by lanes that are not ready.
+// note, made by the first lane that is not ready.
 template <class Ready, class Describe>
 __device__ __forceinline__ bool await(const Context& context, Ready&& ready, Describe&& describe) {
 #pragma unroll 1
-  for (;;) {
-    const bool is_ready = ready();
-    if (__all_sync(kAllLanes, is_ready)) return true;
-    if (!is_ready) note(context.shared.notes[context.role], describe());
-    if (__any_sync(kAllLanes, must_stop(context))) return false;
+  for (uint32_t tries = 1;; ++tries) {
+    const uint32_t unready = __ballot_sync(kAllLanes, !ready());
+    if (unready == 0) return true;
+    if (tries % kTriesPerLook == 0) {
+      if (context.lane == __ffs(unready) - 1) note(context.shared.notes[context.role], describe());
+      if (__any_sync(kAllLanes, must_stop(context))) return false;
+    }
   }
 }
 
@@ -54,11 +57,13 @@ __device__ __forceinline__ bool await(const Context& context, Ready&& ready, Des
 template <class Ready, class Describe>
 __device__ __forceinline__ bool await_alone(const Context& context, Ready&& ready, Describe&& describe) {
 #pragma unroll 1
-  while (!ready()) {
-    note(context.shared.notes[context.role], describe());
-    if (must_stop(context)) return false;
+  for (uint32_t tries = 1;; ++tries) {
+    if (ready()) return true;
+    if (tries % kTriesPerLook == 0) {
+      note(context.shared.notes[context.role], describe());
+      if (must_stop(context)) return false;
+    }
   }
-  return true;
 }
 
 // The watch: one warp, a lane a role. A role whose note has not changed for as long as the deadline waits in vain.

@@ -195,21 +195,6 @@ class Reader {
         [&] { return Waiting{abi::Place::kData, copy}; });
   }
 
-  // Both, for who needs nothing in between.
-  __device__ __forceinline__ bool await_copy(uint32_t copy) {
-    const uint32_t index = base_ + copy;
-    stage_ = index % spec::kStages;
-    parity_ = index / spec::kStages & 1;
-    const uint32_t landed = landed_ + stage_ * sizeof(uint64_t);
-    return await(
-        context_,
-        [&] {
-          if (static_cast<int32_t>(seen_ - index) <= 0) seen_ = ptx::load_acquire_shared(issued_word_);
-          return static_cast<int32_t>(seen_ - index) > 0 && ptx::mbarrier_try_wait(landed, parity_);
-        },
-        [&] { return Waiting{abi::Place::kData, copy}; });
-  }
-
   __device__ __forceinline__ const uint8_t* data() const { return context_.shared.ring[stage_]; }
   // What lies in the stage of another copy of the record, which somebody has seen land.
   __device__ __forceinline__ const uint8_t* data_of(uint32_t copy) const {

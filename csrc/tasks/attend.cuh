@@ -168,7 +168,7 @@ struct Attend {
     if (has_value) stage_value(lane, context.shared.work, slot, place, team);
     core::lap(context, slot, &abi::Trace::staged, lap);
     const uint32_t keys = copy + 2 * member;
-    if (!reader.await_copy(keys)) return false;
+    if (!reader.await_issued(keys) || !reader.await_landed(keys)) return false;
     core::lap(context, slot, &abi::Trace::waited, lap);
     const uint32_t values = keys + 1;
 #pragma unroll 1
@@ -179,7 +179,7 @@ struct Attend {
       uint32_t weights[2 * kSteps];
       weigh(weights, q, context.shared.work.stats[team][number], lane,
             ptx::shared_address(reader.data_of(keys)) + offset, first, from, place.position);
-      if (block == 0 && !reader.await_copy(values)) return false;
+      if (block == 0 && !(reader.await_issued(values) && reader.await_landed(values))) return false;
       sum(weights, lane, ptx::shared_address(reader.data_of(keys)) + offset,
           ptx::shared_address(reader.data_of(values)) + offset, first, from, place.position);
     }

@@ -76,7 +76,7 @@ struct Project {
     const uint32_t copies = router_copies(slot);
 #pragma unroll 1
     for (uint32_t copy = 0; copy < copies; ++copy) {
-      if (!tools.reader.await_copy(copy)) return false;
+      if (!tools.reader.await_issued(copy) || !tools.reader.await_landed(copy)) return false;
       const uint32_t rows = tools.reader.bytes() / kRouterRowBytes;
 #pragma unroll 1
       for (uint32_t row = 0; row < rows; ++row) {
