@@ -74,7 +74,7 @@ def test_the_reproduction_with_one_number_of_experts_a_batch(rows):
     found = steps_ms([Point(rows, context, experts) for context in published], engine())
     for context, ms in zip(published, found, strict=True):
         what = f"{rows} rows, {context}K, {experts:.1f} experts" + (" (fitted)" if rows > 1 and context == 1 else "")
-        assert report(what, ms, published[context]) <= (0.01 if rows > 1 and context == 1 else 0.1)
+        assert report(what, ms, published[context]) <= (0.02 if rows > 1 and context == 1 else 0.1)
 
 
 def test_unknown_orders_are_refused():

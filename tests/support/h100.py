@@ -80,10 +80,14 @@ def steps_ms(points: Sequence[Point], described: Engine) -> list[float]:
 
 
 def experts_at(rows: int, ms: float, described: Engine) -> float:
-    """Distinct experts at which a step of 1K takes `ms`: the step is nearly a line in them, so two secants do."""
+    """Distinct experts at which a step of 1K takes about `ms`: the best of some tried by false position.
+
+    Whole tiles fall on whole SMs, so the time is no line in them, and may step by 2%.
+    """
     low, high = 8.0, uniform(rows)
-    low_ms, high_ms = (step_ms(Point(rows, 1, each), described) for each in (low, high))
-    for _ in range(2):
-        found = low + (ms - low_ms) * (high - low) / (high_ms - low_ms)
-        low, low_ms, high, high_ms = high, high_ms, found, step_ms(Point(rows, 1, found), described)
-    return high
+    tried = {each: step_ms(Point(rows, 1, each), described) for each in (low, high)}
+    for _ in range(4):
+        found = low + (ms - tried[low]) * (high - low) / (tried[high] - tried[low])
+        tried[found] = step_ms(Point(rows, 1, found), described)
+        low, high = (found, high) if tried[found] < ms else (low, found)
+    return min(tried, key=lambda each: abs(tried[each] - ms))

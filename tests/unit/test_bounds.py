@@ -47,7 +47,7 @@ def test_a_model_without_choices_is_bounded_below_any_choices():
     [
         Ring(copy_bytes=8192, stages=12, in_flight_cap_bytes=40960),
         Ring(copy_bytes=16384, stages=6),
-        Ring(copy_bytes=8192, stages=3, in_flight_cap_bytes=8192),
+        Ring(copy_bytes=8192, stages=8, in_flight_cap_bytes=8192),
     ],
     ids=["capped", "uncapped", "starved"],
 )
