@@ -7,17 +7,41 @@ and the end of a record. Built by `sm.py`; frees stages for `producer.py`.
 
 from collections import deque
 
-import simpy
-
 from simulator.producer import Producer, Shared
 from simulator.program import Record
 from simulator.result import SmTimes
-from simulator.ring import RingState
+from simulator.ring import RingState, spread
 from simulator.timer import Timer
 
 
 class Consumers:
     """The running half of an SM."""
+
+    __slots__ = (
+        "_copy_bytes",
+        "_counters",
+        "_done_ns",
+        "_end_timer",
+        "_env",
+        "_fetched",
+        "_l2_ns_per_byte",
+        "_left_timer",
+        "_opened",
+        "_producer",
+        "_read_ns",
+        "_records",
+        "_ring",
+        "_run_since_ns",
+        "_run_wait",
+        "_signal_left_timer",
+        "_signal_timer",
+        "_step_ns",
+        "_times",
+        "_unused",
+        "awaits_load",
+        "run",
+        "running",
+    )
 
     def __init__(
         self, shared: Shared, records: tuple[Record, ...], ring: RingState, times: SmTimes, producer: Producer
@@ -31,14 +55,13 @@ class Consumers:
         self._times = times
         self._producer = producer
         self._copy_bytes = shared.ring.copy_bytes
-        self._mask = ring.mask
         self._read_ns = costs.consume_copy_ns + self._copy_bytes / costs.consume_bytes_per_ns
         self._step_ns = 0.0  # per copy of the running record
         self._l2_ns_per_byte = 1.0 / costs.l2_bytes_per_ns
         self.run = 0  # record being run, or waited for
         self._run_wait = 0  # its run waits already met
         self._run_since_ns = -1.0
-        self.is_running = False
+        self.running = -1  # the record whose copies are being used
         self._opened = 0  # records whose load waits are met
         self.awaits_load = False
         self._unused = 0  # copies of the running record still to be fetched or used
@@ -60,24 +83,21 @@ class Consumers:
             self.awaits_load = False
             self._start_run()
 
-    def take(self, record_idx: int, first: int, num: int, landed_ns: float, now_ns: float) -> None:
-        """Use copies of the running record; keep those of later ones."""
-        if self.is_running and record_idx == self.run:
-            self._consume(first, num, landed_ns, now_ns)
-        else:
-            self._fetched.append((record_idx, first, num, landed_ns))
+    def keep(self, record_idx: int, first: int, num: int, landed_ns: float) -> None:
+        """Keep copies of a record that doesn't run yet."""
+        self._fetched.append((record_idx, first, num, landed_ns))
 
     def _begin_run(self) -> None:
         if self.run == len(self._records):
             return
         if self._run_since_ns < 0.0:
-            self._run_since_ns = self._env.now
+            self._run_since_ns = self._env.now_ns
         waits = self._records[self.run].run_waits
         if self._run_wait < len(waits):
             wait = waits[self._run_wait]
             if self._counters.is_met(wait.counter, wait.need):
                 self._run_wait += 1
-                self._counters.poll(self._env.now, self._begin_run)
+                self._counters.poll(self._env.now_ns, self._begin_run)
             else:
                 self._counters.when_met(wait.counter, wait.need, self._run_wait_over)
         elif self._opened > self.run:
@@ -90,7 +110,7 @@ class Consumers:
         self._begin_run()
 
     def _start_run(self) -> None:
-        now_ns = self._env.now
+        now_ns = self._env.now_ns
         run = self.run
         record = self._records[run]
         times = self._times
@@ -102,15 +122,14 @@ class Consumers:
         else:
             self._use(now_ns)
 
-    def _signal(self, _: simpy.Event) -> None:
-        now_ns = self._env.now
+    def _signal(self, now_ns: float) -> None:
         self._signal_left_timer.arm(self._counters.leaves_ns(self._producer.in_flight_until(now_ns)), now_ns)
 
-    def _signal_left(self, _: simpy.Event) -> None:
+    def _signal_left(self, now_ns: float) -> None:
         signal = self._records[self.run].signal
         assert signal is not None
         self._counters.arrive(signal.counter)
-        self._use(self._env.now)
+        self._use(now_ns)
 
     def _use(self, now_ns: float) -> None:
         """Work, then use what has been fetched of the record."""
@@ -119,7 +138,7 @@ class Consumers:
         ready_ns = now_ns + record.work_ns + record.other_bytes * self._l2_ns_per_byte
         self._done_ns = ready_ns
         self._step_ns = self._read_ns + record.copy_ns
-        self.is_running = True
+        self.running = run
         self._unused = -(-record.load_bytes // self._copy_bytes)
         if not self._unused:
             self._end_timer.arm(ready_ns + record.compute_ns, now_ns)
@@ -127,14 +146,14 @@ class Consumers:
         fetched = self._fetched
         while fetched and fetched[0][0] == run:
             _, first, num, used_ns = fetched.popleft()
-            self._consume(first, num, used_ns, now_ns)
+            self.consume(first, num, used_ns, now_ns)
         self._producer.stages_freed(now_ns)
         if self._producer.awaits_run:
             self._producer.run_started(now_ns)
 
-    def _consume(self, first: int, num: int, landed_ns: float, now_ns: float) -> None:
+    def consume(self, first: int, num: int, landed_ns: float, now_ns: float) -> None:
         """Use a batch of the running record as soon as it is there and the consumers are free."""
-        step_ns, mask = self._step_ns, self._mask
+        step_ns, ring = self._step_ns, self._ring
         done_ns = self._done_ns + num * step_ns
         fed_ns = landed_ns + step_ns
         if fed_ns > done_ns:
@@ -142,28 +161,24 @@ class Consumers:
             done_ns = fed_ns
         self._done_ns = done_ns
         if num == 1:
-            self._ring.consumed_ns[first & mask] = done_ns
+            ring.stage_free_ns.append(done_ns)
         else:
-            consumed_ns = self._ring.consumed_ns
-            for copy in range(first + num - 1, first - 1, -1):
-                consumed_ns[copy & mask] = done_ns
-                done_ns -= step_ns
-        self._ring.consumed = first + num
+            ring.stage_free_ns.extend(spread(done_ns, step_ns, num))
+        ring.consumed = first + num
         self._unused -= num
         if not self._unused:
             self._end_timer.arm(self._done_ns + self._records[self.run].compute_ns, now_ns)
 
-    def _finish(self, _: simpy.Event) -> None:
+    def _finish(self, now_ns: float) -> None:
         run = self.run
-        self._times.end_ns[run] = self._env.now
-        self.is_running = False
+        self._times.end_ns[run] = now_ns
+        self.running = -1
         if self._records[run].arrive is None:
             self._next()
         else:
-            now_ns = self._env.now
             self._left_timer.arm(self._counters.leaves_ns(self._producer.in_flight_until(now_ns)), now_ns)
 
-    def _left(self, _: simpy.Event) -> None:
+    def _left(self, _: float) -> None:
         arrive = self._records[self.run].arrive
         assert arrive is not None
         self._counters.arrive(arrive)

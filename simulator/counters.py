@@ -11,8 +11,6 @@ waited for. Called by `sm.py`.
 
 from collections.abc import Callable
 
-import simpy
-
 from megakernel.hardware import HardwareSpec
 from simulator.memory import Memory
 from simulator.program import Program
@@ -51,7 +49,7 @@ class Counters:
         A release waits until the SM's copies in flight have landed, at `in_flight_until_ns`. A result that is read back
         waits for its trip to L2 alone, a relaxed arrival for nothing.
         """
-        now_ns = self._env.now
+        now_ns = self._env.now_ns
         if self._arrival == "release":
             landed_ns = max(now_ns, in_flight_until_ns)
             return landed_ns + self._fence_ns + self._fence_queue_share * self._memory.backlog_ns(now_ns)
@@ -61,7 +59,7 @@ class Counters:
 
     def arrive(self, counter: int) -> None:
         """Let an arrival leave its SM now: it travels to the counter, where arrivals are served one after another."""
-        now_ns = self._env.now
+        now_ns = self._env.now_ns
         at_ns = self._trip_end_ns(now_ns)
         if self._value[counter]:
             at_ns = max(at_ns, self._raised_ns[counter] + self._serial_ns)
@@ -69,7 +67,7 @@ class Counters:
         self._value[counter] += 1
         need = self._value[counter]
         if need in self._awaited[counter]:
-            Timer(self._env, lambda _: self._answer((counter, need))).arm(at_ns, now_ns)
+            Timer(self._env, lambda now_ns: self._answer((counter, need), now_ns)).arm(at_ns, now_ns)
 
     def is_met(self, counter: int, need: int) -> bool:
         """Whether a poll now finds the counter at `need`."""
@@ -79,12 +77,11 @@ class Counters:
         """Call `action` once a thread that starts at `start_ns` has found that its wait is already met."""
         env, memory, share = self._env, self._memory, self._poll_queue_share
 
-        def answer(_: simpy.Event) -> None:
-            now_ns = env.now
+        def answer(now_ns: float) -> None:
             back_ns = self._poll_ns + share * memory.backlog_ns(now_ns)
             Timer(env, lambda _: action()).arm(now_ns + back_ns, now_ns)
 
-        now_ns = env.now
+        now_ns = env.now_ns
         Timer(env, answer).arm(start_ns + share * memory.backlog_ns(now_ns), now_ns)
 
     def when_met(self, counter: int, need: int, action: Callable[[], None]) -> None:
@@ -94,9 +91,8 @@ class Counters:
     def _trip_end_ns(self, now_ns: float) -> float:
         return now_ns + self._queue_share * self._memory.backlog_ns(now_ns)
 
-    def _answer(self, key: tuple[int, int]) -> None:
+    def _answer(self, key: tuple[int, int], now_ns: float) -> None:
         """Let the counter's value travel to the SMs that poll it."""
-        now_ns = self._env.now
         Timer(self._env, lambda _: self._see(key)).arm(self._trip_end_ns(now_ns) + self._idle_ns, now_ns)
 
     def _see(self, key: tuple[int, int]) -> None:

@@ -6,7 +6,7 @@ because few requests cannot keep every channel busy. Refuses to know who reads o
 and `counters.py` (signals share the way).
 
 A batch of copies is booked when its first copy is issued. What of it is issued later than now is kept apart
-(`_ahead_ns`), so that nobody queues behind copies that don't exist yet; a batch of one leaves nothing ahead.
+(`_batches`), so that nobody queues behind copies that don't exist yet; a batch of one leaves nothing ahead.
 """
 # ruff: noqa: PLR1730, FURB136 - a comparison takes a third of the time of max(), a million times a step
 
@@ -23,6 +23,17 @@ BATCH_MOMENT = 0.34
 class Memory:
     """Virtual clock of the shared queue: one float says when it will be empty."""
 
+    __slots__ = (
+        "_ahead_at_zero",
+        "_ahead_slope",
+        "_batches",
+        "_channels_share",
+        "_free_ns",
+        "_ns_per_byte",
+        "_per_ramp_ns",
+        "bytes_read",
+    )
+
     def __init__(self, chip: HardwareSpec, num_sms: int) -> None:
         """Take the streaming ceiling for the number of SMs that read.
 
@@ -36,8 +47,12 @@ class Memory:
         self._batches: deque[tuple[float, float, float]] = deque()  # end of issue, and its share in the two sums
         self._ahead_at_zero = 0.0
         self._ahead_slope = 0.0
-        self.busy_ns = 0.0
         self.bytes_read = 0
+
+    @property
+    def busy_ns(self) -> float:
+        """Time that all bytes read so far take at the streaming rate."""
+        return self.bytes_read * self._ns_per_byte
 
     def read(self, now_ns: float, last_ns: float, num_bytes: int) -> tuple[float, float]:
         """Book a batch of copies issued from now to `last_ns`.
@@ -48,7 +63,6 @@ class Memory:
         if free_ns < now_ns:
             free_ns = now_ns
         own_ns = num_bytes * self._ns_per_byte
-        self.busy_ns += own_ns
         self.bytes_read += num_bytes
         backlog_ns = free_ns - now_ns
         issue_ns = last_ns - now_ns
@@ -58,14 +72,19 @@ class Memory:
         channels_ns = own_ns * self._channels_share / (1.0 - exp(-queue_ns * self._per_ramp_ns))
         free_ns += channels_ns if channels_ns > own_ns else own_ns
         self._free_ns = free_ns
-        if self._batches:
-            backlog_ns -= self._ahead_ns(now_ns)
-            if backlog_ns < 0.0:
-                backlog_ns = 0.0
+        batches = self._batches
+        if batches:
+            if batches[0][0] <= now_ns:
+                self._forget(now_ns)
+            ahead_ns = self._ahead_at_zero - self._ahead_slope * now_ns
+            if ahead_ns > 0.0:
+                backlog_ns -= ahead_ns
+                if backlog_ns < 0.0:
+                    backlog_ns = 0.0
         if issue_ns > 0.0:
             slope = own_ns / issue_ns
             at_zero = slope * last_ns
-            self._batches.append((last_ns, at_zero, slope))
+            batches.append((last_ns, at_zero, slope))
             self._ahead_at_zero += at_zero
             self._ahead_slope += slope
             if last_ns + backlog_ns > free_ns:
@@ -74,17 +93,19 @@ class Memory:
 
     def backlog_ns(self, now_ns: float) -> float:
         """How long a request issued now waits behind the copies in the queue."""
-        return max(0.0, self._free_ns - now_ns - self._ahead_ns(now_ns))
+        self._forget(now_ns)
+        ahead_ns = max(0.0, self._ahead_at_zero - self._ahead_slope * now_ns)
+        return max(0.0, self._free_ns - now_ns - ahead_ns)
 
-    def _ahead_ns(self, now_ns: float) -> float:
-        """Service time of what is booked but not yet issued: batches are issued evenly until their end."""
+    def _forget(self, now_ns: float) -> None:
+        """Leave only batches that are not wholly issued.
+
+        They are issued evenly until their end, so the service time of what is booked but not issued is a line in time.
+        """
         batches = self._batches
         while batches and batches[0][0] <= now_ns:
             _, at_zero, slope = batches.popleft()
             self._ahead_at_zero -= at_zero
             self._ahead_slope -= slope
-        if batches:
-            ahead_ns = self._ahead_at_zero - self._ahead_slope * now_ns
-            return ahead_ns if ahead_ns > 0.0 else 0.0
-        self._ahead_at_zero = self._ahead_slope = 0.0  # drop rounding errors
-        return 0.0
+        if not batches:
+            self._ahead_at_zero = self._ahead_slope = 0.0  # drop rounding errors

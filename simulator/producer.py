@@ -10,14 +10,12 @@ fast mode a batch of a few copies is, booked when its first copy is issued. Buil
 from dataclasses import dataclass
 from typing import Protocol
 
-import simpy
-
 from megakernel.hardware import HardwareSpec
 from simulator.counters import Counters
 from simulator.memory import Memory
 from simulator.program import Record, Ring
 from simulator.result import SmTimes
-from simulator.ring import RingState
+from simulator.ring import RingState, spread
 from simulator.straggle import COPY_STRIDE, SIZE, SM_STRIDE, delays
 from simulator.timer import Clock, Timer
 
@@ -39,25 +37,70 @@ class Sink(Protocol):
     """Who takes what the producer fetches."""
 
     run: int
-    is_running: bool
+    running: int
 
     def open_record(self, record_idx: int) -> None:
         """The record's load waits are met, so that its run may begin."""
         ...
 
-    def take(self, record_idx: int, first: int, num: int, landed_ns: float, now_ns: float) -> None:
-        """Copies `first` to `first + num - 1` are the record's and will have landed at `landed_ns`."""
+    def keep(self, record_idx: int, first: int, num: int, landed_ns: float) -> None:
+        """Copies `first` to `first + num - 1` are a later record's and will have landed at `landed_ns`."""
+        ...
+
+    def consume(self, first: int, num: int, landed_ns: float, now_ns: float) -> None:
+        """They are the running record's."""
         ...
 
 
 class Producer:
     """The loading half of an SM."""
 
+    __slots__ = (
+        "_batch",
+        "_batch_bytes",
+        "_batch_copies",
+        "_batch_last_ns",
+        "_cap",
+        "_copy_bytes",
+        "_copy_latency_ns",
+        "_counters",
+        "_delays",
+        "_drains",
+        "_env",
+        "_held_bytes",
+        "_idle_latency_ns",
+        "_issue_ns",
+        "_issue_timer",
+        "_issued",
+        "_landed_ns",
+        "_left_bytes",
+        "_load_since_ns",
+        "_load_wait",
+        "_newest_issue_ns",
+        "_newest_ns",
+        "_open_timer",
+        "_port_free_ns",
+        "_port_ns_per_byte",
+        "_read",
+        "_records",
+        "_ring",
+        "_ring_full",
+        "_sink",
+        "_stages",
+        "_straggle_ns",
+        "_straggle_queue_share",
+        "_straggler",
+        "_times",
+        "awaits_end",
+        "awaits_run",
+        "load",
+    )
+
     def __init__(self, shared: Shared, sm: int, records: tuple[Record, ...], ring: RingState, times: SmTimes) -> None:
         """Wire it to the ring it fills; `start` sets it going."""
         env, costs = shared.env, shared.chip.costs
         self._env = env
-        self._memory = shared.memory
+        self._read = shared.memory.read
         self._counters = shared.counters
         self._records = records
         self._ring = ring
@@ -66,7 +109,7 @@ class Producer:
         self._stages = shared.ring.stages
         self._cap = shared.ring.cap_copies or 0  # 0: none
         self._batch_copies = ring.batch_copies
-        self._mask = ring.mask
+        self._batch_bytes = ring.batch_copies * self._copy_bytes
         self._issue_ns = costs.issue_capped_ns if self._cap else costs.issue_ns
         self._port_ns_per_byte = 1.0 / shared.chip.sm_bytes_per_ns
         self._copy_latency_ns = costs.copy_latency_ns + self._copy_bytes * self._port_ns_per_byte
@@ -132,31 +175,31 @@ class Producer:
             if self._load_wait < len(record.load_waits):
                 wait = record.load_waits[self._load_wait]
                 if not self._counters.is_met(wait.counter, wait.need):
-                    self._load_since_ns = self._env.now
+                    self._load_since_ns = self._env.now_ns
                     self._counters.when_met(wait.counter, wait.need, self._load_wait_over)
                     return
                 self._load_wait += 1
-                self._counters.poll(max(self._env.now, self._batch_last_ns), self._begin_load)
+                self._counters.poll(max(self._env.now_ns, self._batch_last_ns), self._begin_load)
                 return
             if record.load_work_ns > 0.0:
-                now_ns = self._env.now
+                now_ns = self._env.now_ns
                 self._open_timer.arm(max(now_ns, self._batch_last_ns) + record.load_work_ns, now_ns)
                 return
             if self._open_record():
                 return
 
     def _load_wait_over(self) -> None:
-        self._times.load_wait_ns += self._env.now - self._load_since_ns
+        self._times.load_wait_ns += self._env.now_ns - self._load_since_ns
         self._load_wait += 1
         self._begin_load()
 
-    def _open_after_work(self, _: simpy.Event) -> None:
+    def _open_after_work(self, _: float) -> None:
         if not self._open_record():
             self._begin_load()
 
     def _open_record(self) -> bool:
         """Let the record's copies be issued and its run begin; whether there are copies to issue."""
-        now_ns = self._env.now
+        now_ns = self._env.now_ns
         load = self.load
         record = self._records[load]
         self._left_bytes = record.load_bytes
@@ -177,38 +220,41 @@ class Producer:
         self._sink.open_record(load)
         return has_copies
 
-    def _plan_issue(self, now_ns: float) -> None:  # noqa: C901 - one call less per batch
-        """Find when the next batch can be issued and arm the timer, unless the ring is full."""
-        first, stages, mask = self._issued, self._stages, self._mask
+    def _plan_issue(self, now_ns: float) -> None:
+        """Arm the timer for the next batch, unless the ring is full."""
+        at_ns = self._next_issue_ns(now_ns)
+        if at_ns is not None:
+            self._issue_timer.arm(at_ns, now_ns)
+
+    def _next_issue_ns(self, now_ns: float) -> float | None:
+        """Plan the next batch: when its first copy can be issued, or None if the ring is full."""
+        first, ring = self._issued, self._ring
         num = self._batch_copies
-        if num > 1:
-            left = -(-self._left_bytes // self._copy_bytes)
-            if left < num:
-                num = left
-        room = self._ring.consumed + stages - first
+        if self._left_bytes < self._batch_bytes:
+            num = -(-self._left_bytes // self._copy_bytes)
+        room = ring.consumed + self._stages - first
         if room < num:
             if room <= 0:
                 self._ring_full = True
-                return
+                return None
             num = room
         # The first copy goes once its stage is free and the cap allows it; the others follow at the issue rate,
         # unless the last one has to wait longer for the same two things.
         first_ns = self._batch_last_ns
         if first_ns < now_ns:
             first_ns = now_ns
-        last_ns = 0.0
         last = first + num - 1
-        if last >= stages:
-            last_ns = self._ring.consumed_ns[(last - stages) & mask]
-            at_ns = self._ring.consumed_ns[(first - stages) & mask]
-            if at_ns > first_ns:
-                first_ns = at_ns
-        cap = self._cap
-        if cap and last >= cap:
-            at_ns = self._ring.landed_ns[(last - cap) & mask]
+        free_ns = ring.stage_free_ns
+        last_ns = free_ns[last]
+        at_ns = free_ns[first]
+        if at_ns > first_ns:
+            first_ns = at_ns
+        if self._cap:
+            free_ns = ring.cap_free_ns
+            at_ns = free_ns[last]
             if at_ns > last_ns:
                 last_ns = at_ns
-            at_ns = self._ring.landed_ns[(first - cap) & mask]
+            at_ns = free_ns[first]
             if at_ns > first_ns:
                 first_ns = at_ns
         issue_ns = self._issue_ns
@@ -217,47 +263,60 @@ class Producer:
         at_ns = first_ns + (num - 1) * issue_ns
         self._batch = num
         self._batch_last_ns = at_ns if at_ns > last_ns else last_ns
-        self._issue_timer.arm(first_ns, now_ns)
+        return first_ns
 
-    def _issue(self, _: simpy.Event) -> None:
-        """Book the batch whose first copy is issued now."""
-        now_ns = self._issue_timer.at_ns
-        num, first, load, mask = self._batch, self._issued, self.load, self._mask
+    def _issue(self, now_ns: float) -> float | None:  # noqa: C901, PLR0912, PLR0915 - no calls to spare per batch
+        """Book the batch whose first copy is issued now; when the next one is, if it can be."""
+        num, first, load = self._batch, self._issued, self.load
         num_bytes = num * self._copy_bytes
         if num_bytes > self._left_bytes:
             num_bytes = self._left_bytes
         last_ns = self._batch_last_ns
-        served_ns, backlog_ns = self._memory.read(now_ns, last_ns, num_bytes)
+        served_ns, backlog_ns = self._read(now_ns, last_ns, num_bytes)
         straggle_ns = self._straggle_ns + self._straggle_queue_share * backlog_ns
         at_ns = served_ns + self._copy_latency_ns
         port_ns = self._port_free_ns + num_bytes * self._port_ns_per_byte
         if port_ns > at_ns:
             at_ns = port_ns
-        entry = (self._straggler + first * COPY_STRIDE) & (SIZE - 1)
+        issued = self._issued = first + num
+        # The last copy's own delay: those before it land earlier by as much as they are issued earlier.
+        delay_ns = straggle_ns * self._delays[(self._straggler + (issued - 1) * COPY_STRIDE) & (SIZE - 1)]
         if num == 1:
-            used_ns = at_ns + straggle_ns * self._delays[entry]
-            self._ring.landed_ns[first & mask] = used_ns
+            used_ns = at_ns + delay_ns
+            if self._cap:
+                self._ring.cap_free_ns.append(used_ns)
         else:
             idle_ns = last_ns + self._idle_latency_ns
             if idle_ns > at_ns:
                 at_ns = idle_ns
-            # The last copy's own delay: those before it land earlier by as much as they are issued earlier.
-            used_ns = at_ns + straggle_ns * self._delays[(entry + (num - 1) * COPY_STRIDE) & (SIZE - 1)]
+            used_ns = at_ns + delay_ns
             if self._cap:
-                self._land(first, num, now_ns, at_ns, straggle_ns)
+                # The landing of a batch is spread: its copies land apart as they were issued, or as the SM is served.
+                since_ns = now_ns + self._copy_latency_ns
+                if self._port_free_ns > since_ns:
+                    since_ns = self._port_free_ns
+                step_ns = (last_ns - now_ns) / (num - 1)
+                served_step_ns = (at_ns - since_ns) / num
+                if served_step_ns < step_ns:
+                    step_ns = served_step_ns if served_step_ns > 0.0 else 0.0
+                self._ring.cap_free_ns.extend(spread(at_ns + straggle_ns, step_ns, num))
         self._port_free_ns = at_ns
-        if self._newest_ns > self._landed_ns:
-            self._landed_ns = self._newest_ns
+        newest_ns = self._newest_ns
+        if newest_ns > self._landed_ns:
+            self._landed_ns = newest_ns
         self._newest_ns = used_ns
         self._newest_issue_ns = last_ns
-        self._issued = first + num
-        self._left_bytes -= num_bytes
+        left_bytes = self._left_bytes = self._left_bytes - num_bytes
+        sink = self._sink
+        if sink.running == load:
+            sink.consume(first, num, used_ns, now_ns)
+        else:
+            sink.keep(load, first, num, used_ns)
+        if left_bytes:
+            return self._next_issue_ns(now_ns)
         self._times.landed_ns[load] = used_ns
-        self._sink.take(load, first, num, used_ns, now_ns)
-        if self._left_bytes:
-            self._plan_issue(now_ns)
-        elif self._held_bytes:
-            if self._sink.is_running and self._sink.run == load:
+        if self._held_bytes:
+            if sink.running == load:
                 self.run_started(now_ns)
             else:
                 self.awaits_run = True
@@ -265,16 +324,4 @@ class Producer:
             self.load = load + 1
             self._load_wait = 0
             self._begin_load()
-
-    def _land(self, first: int, num: int, now_ns: float, at_ns: float, straggle_ns: float) -> None:
-        """Spread the landing of a batch: its copies land apart as they were issued, or as the SM is served."""
-        since_ns = max(self._port_free_ns, now_ns + self._copy_latency_ns)
-        step_ns = (self._batch_last_ns - now_ns) / (num - 1)
-        served_step_ns = (at_ns - since_ns) / num
-        if served_step_ns < step_ns:
-            step_ns = served_step_ns if served_step_ns > 0.0 else 0.0
-        mask, landed_ns = self._mask, self._ring.landed_ns
-        at_ns += straggle_ns
-        for copy in range(first + num - 1, first - 1, -1):
-            landed_ns[copy & mask] = at_ns
-            at_ns -= step_ns
+        return None

@@ -1,26 +1,42 @@
 """The ring of one SM: when each copy had landed in its stage, and when its stage was free again.
 
-Owns the two arrays that producer and consumers meet in, by copy number. Refuses to decide anything. Written and read
-by `producer.py` and `consumers.py`.
+Owns the two lists that producer and consumers meet in. Refuses to decide anything. Written and read by `producer.py`
+and `consumers.py`.
 """
 
 from simulator.program import Ring
 
 
 class RingState:
-    """Times of the most recent copies; older ones are overwritten."""
+    """Times by the number of the copy that had to wait for them.
 
-    __slots__ = ("batch_copies", "consumed", "consumed_ns", "landed_ns", "mask")
+    `stage_free_ns[i]` is when copy i - stages had been consumed, `cap_free_ns[i]` when copy i - cap had landed: what
+    copy i waits for. Both are zero for the first copies.
+    """
+
+    __slots__ = ("batch_copies", "cap_free_ns", "consumed", "stage_free_ns")
 
     def __init__(self, ring: Ring, batch_copies: int) -> None:
-        """Size the arrays for everything that can be asked about a copy of `ring`."""
+        """Nothing has been copied: as many copies as there are stages, or as the cap allows, need not wait."""
         cap = ring.cap_copies
         batch = min(batch_copies, ring.stages)
         if cap is not None:
             # The cap is kept by looking at batches before the one being issued, so a batch has to keep it itself.
             batch = min(batch, max(1, cap * 4 // 5))
         self.batch_copies = batch
-        self.mask = (1 << (max(ring.stages, cap or 0) + batch).bit_length()) - 1
-        self.landed_ns = [0.0] * (self.mask + 1)
-        self.consumed_ns = [0.0] * (self.mask + 1)
+        self.stage_free_ns = [0.0] * ring.stages
+        self.cap_free_ns = [0.0] * (cap or 0)
         self.consumed = 0  # copies whose time of use is known
+
+
+def spread(last_ns: float, step_ns: float, num: int) -> tuple[float, ...]:
+    """`num` times, `step_ns` apart, up to `last_ns`."""
+    if num == 4:  # what fast mode asks for nearly always
+        third_ns = last_ns - step_ns
+        second_ns = third_ns - step_ns
+        return second_ns - step_ns, second_ns, third_ns, last_ns
+    times = [last_ns]
+    for _ in range(num - 1):
+        last_ns -= step_ns
+        times.append(last_ns)
+    return tuple(reversed(times))

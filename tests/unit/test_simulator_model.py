@@ -278,7 +278,7 @@ def test_the_ring_never_holds_more_than_its_stages(program, exact):
     one = Program(program.ring, program.sms[:1], program.num_counters) if len(program.sms) == 1 else program
     measured = load_hardware(CHIP)
     with pytest.MonkeyPatch.context() as patch:
-        read, consume = Memory.read, Consumers._consume
+        read, consume = Memory.read, Consumers.consume
 
         def logged_read(self, now_ns, last_ns, num_bytes):
             issued.append((now_ns, last_ns, num_bytes))
@@ -289,7 +289,7 @@ def test_the_ring_never_holds_more_than_its_stages(program, exact):
             used.append((first, num, self._done_ns))
 
         patch.setattr(Memory, "read", logged_read)
-        patch.setattr(Consumers, "_consume", logged_consume)
+        patch.setattr(Consumers, "consume", logged_consume)
         found = simulate(one, measured, exact=exact)
     assert found.bytes_read == sum(record.load_bytes for records in one.sms for record in records)
     assert simulate(one, measured, exact=exact).digest() == found.digest()
