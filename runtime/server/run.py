@@ -30,6 +30,7 @@ from runtime.server.connection import http_settings
 from runtime.server.loading import load_engine
 from runtime.server.logs import start_logging
 from runtime.server.metrics import Metrics
+from runtime.server.plan import under_plan
 from runtime.server.service import Service
 
 log = logging.getLogger(__name__)
@@ -49,9 +50,10 @@ def serve(config: ServeConfig, say: Callable[[str], None]) -> int:
         folder = checkpoint_folder(config, Path(scratch))
         if config.model is None and not config.served_model_name:
             config = config.model_copy(update={"served_model_name": ("demo",)})
+        config, plan = under_plan(config, folder)
         text = load_text(folder, config)
         metrics = Metrics(text.names[0])
-        service = Service(config, text, metrics)
+        service = Service(config, text, metrics, plan=plan)
         if keys.is_empty and config.host not in _LOOPBACK:
             log.warning("clients beyond this machine need no key", extra={"host": config.host})
         bound = _bind(config.host, config.port)
@@ -63,7 +65,7 @@ def serve(config: ServeConfig, say: Callable[[str], None]) -> int:
             timeout_graceful_shutdown=int(_LAST_WORDS_SECONDS),
             **http_settings(),
         )
-        host_process = Host(application, service, lambda: load_engine(folder, config, text, metrics))
+        host_process = Host(application, service, lambda: load_engine(folder, service))
         return asyncio.run(host_process.live(bound))
 
 
