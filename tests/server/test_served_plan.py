@@ -124,8 +124,8 @@ def of_another_table(path):
 
 def illegal(path):
     entries = load_json(path, Plan).entries
-    cut = entries[0].choices.cut.model_copy(update={"head": 2**15})
-    choices = entries[0].choices.model_copy(update={"cut": cut})
+    ring = entries[0].choices.ring.model_copy(update={"stages": 128})  # more than shared memory holds
+    choices = entries[0].choices.model_copy(update={"ring": ring})
     edited(path, entries=(entries[0].model_copy(update={"choices": choices}), entries[1]))
 
 
