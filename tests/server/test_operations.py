@@ -298,7 +298,9 @@ async def test_the_process_serves_the_demo_model_and_exits_0_at_once_on_a_second
     config.write_text('api_key_file = "keys"\nmax_num_seqs = 2\n[waits]\ndrain_s = 60.0\n')
     running = Process(str(config), "--max-model-len", "512", COUNTERPOINT_API_KEY="from-env")
     try:
-        async with httpx.AsyncClient(base_url=running.url(), timeout=30) as client:
+        url = running.url()
+        assert url.startswith("http://127.0.0.1:"), "without a host, nobody beyond this machine is let in"
+        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
             await running.ready(client)
             assert (await client.get("/v1/models")).status_code == 401
             for key in ("from-file", "from-env"):

@@ -1,5 +1,6 @@
 """A plan beside a checkpoint: taken, bounding rows and context, shown; refused in one line when it can't be meant."""
 
+import asyncio
 import json
 import signal
 from pathlib import Path
@@ -192,8 +193,8 @@ def test_tokens_are_the_same_with_a_plan_and_without(path):
 
 
 @pytest.mark.anyio
-async def test_the_process_serves_under_its_plan_and_shows_it(path, plan):
-    running = Process("--plan", path)
+async def test_the_process_serves_a_folder_under_its_plan_and_shows_it(demo, path, plan):
+    running = Process(str(demo), "--plan", path, "--host", "0.0.0.0")
     try:
         async with httpx.AsyncClient(base_url=running.url(), timeout=30) as client:
             await running.ready(client)
@@ -208,10 +209,29 @@ async def test_the_process_serves_under_its_plan_and_shows_it(path, plan):
             refused = await client.post("/v1/completions", json={"prompt": [5] * 512, "max_tokens": 1})
             assert refused.status_code == 400
             assert "maximum context length is 512" in refused.json()["error"]["message"]
+            await what_no_row_is_free_for_waits(client)
         running.process.send_signal(signal.SIGTERM)
         assert running.process.wait(20) == 0
+        assert running.process.stderr is not None
+        assert "clients beyond this machine need no key" in running.process.stderr.read()
     finally:
         running.end()
+
+
+async def what_no_row_is_free_for_waits(client):
+    """Five endless requests on three rows: three run, and the metrics tell of two that wait."""
+    body = {"prompt": "x", "max_tokens": 500, "ignore_eos": True}
+    posts = [asyncio.ensure_future(client.post("/v1/completions", json=body)) for _ in range(5)]
+    async with asyncio.timeout(20):
+        counts = set()
+        while ("3.0", "2.0") not in counts:
+            lines = (await client.get("/metrics")).text.splitlines()
+            found = {line.partition("{")[0]: line.rpartition(" ")[2] for line in lines}
+            counts.add((found["vllm:num_requests_running"], found["vllm:num_requests_waiting"]))
+    assert all(float(running) <= 3 for running, _ in counts)
+    for post in posts:
+        post.cancel()
+    await asyncio.gather(*posts, return_exceptions=True)
 
 
 def test_the_process_exits_2_for_a_stale_plan(path):
