@@ -123,7 +123,7 @@ async def test_litellm_client():
 
 
 async def test_guidellm():
-    """Its environment takes 1.5 GB, so it is used where the command is there; the record beside the script is of 0.8.1."""
+    """Its environment takes 1.5 GB, so it is used only where the command is there."""
     command = shutil.which("guidellm")
     if command is None:
         pytest.skip("no guidellm command here: pip install guidellm in an environment of its own, put it on the path")
