@@ -163,6 +163,9 @@ def serve(
         str | None, typer.Argument(help="A TOML file, or a Hugging Face checkpoint folder; a tiny demo model without.")
     ] = None,
     *,
+    plan: Annotated[
+        str | None, typer.Option(help="A plan of `tuner search` for this model; its buckets bound rows and context.")
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 without.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on, 0 for any free one; 8000 without.")] = None,
     served_model_name: Annotated[list[str] | None, typer.Option(help="A name of the model; may be repeated.")] = None,
@@ -192,6 +195,7 @@ def serve(
 ) -> None:
     """Serve a model with OpenAI's HTTP interface."""
     flags = {name: value for name, value in locals().items() if name != "model"}
+    flags["plan"] = plan and str(locate(plan))
     serving = _need_serving()
     sys.exit(serving.serve(_serve_config(model, flags), Console().print))
 

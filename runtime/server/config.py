@@ -62,10 +62,12 @@ class ServeConfig(Frozen):
     At most `max_num_seqs` requests run at once, on `num_gpu_blocks` KV blocks of `block_size` tokens, or as many as
     `kv_cache_memory_bytes` hold. Keys: one a line in `api_key_file` and `admin_key_file`, read again when the files
     change; COUNTERPOINT_API_KEY and COUNTERPOINT_ADMIN_KEY in the environment hold more, separated by commas. Without
-    any key every client may come.
+    any key every client may come. `plan` is a file of `tuner search` for this model, whose buckets bound
+    `max_num_seqs` and `max_model_len`.
     """
 
     model: str | None = None
+    plan: str | None = None
     served_model_name: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
@@ -88,7 +90,7 @@ class ServeConfig(Frozen):
     waits: Waits = Waits()
 
 
-_PATHS = ("model", "chat_template", "api_key_file", "admin_key_file")
+_PATHS = ("model", "plan", "chat_template", "api_key_file", "admin_key_file")
 
 
 def load_config(path: Path, flags: dict[str, object]) -> ServeConfig:

@@ -55,9 +55,9 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
     return ApiError(400, message, param=param, code=code)
 
 
-def too_long(message: str) -> ApiError:
+def too_long(message: str, param: str | None = None) -> ApiError:
     """400: the prompt does not fit."""
-    return invalid(message, "messages", "context_length_exceeded")
+    return invalid(message, param, "context_length_exceeded")
 
 
 def unavailable(message: str) -> ApiError:

@@ -12,8 +12,8 @@ from runtime.engine import AsyncEngine, EngineCore, EngineSettings
 from runtime.engine.backend import Backend
 from runtime.kv_pages import TILE, layer_groups, page_bytes
 from runtime.server.config import ServeConfig
-from runtime.server.metrics import Metrics
-from runtime.server.service import TextSide
+from runtime.server.plan import prove
+from runtime.server.service import Service, TextSide
 
 _ELEMENT_BYTES = 4  # the CPU's model runs in float32
 
@@ -24,10 +24,14 @@ WINDOW_TAILS = 3
 """Windows a row that a windowed group holds: the row's own, and those of conversations that may come back."""
 
 
-def load_engine(
-    folder: Path, config: ServeConfig, text: TextSide, metrics: Metrics, *, on_card: bool = False
-) -> AsyncEngine:
-    """Return a running engine, on the CPU or on the present card; ConfigError when folder, sizes or card don't fit."""
+def load_engine(folder: Path, service: Service, *, on_card: bool = False) -> AsyncEngine:
+    """Return a running engine, on the CPU or on the present card, for a service that has none yet.
+
+    ConfigError when folder, plan, sizes or card don't fit.
+    """
+    config, text, metrics = service.config, service.text, service.metrics
+    if service.plan is not None:
+        prove(service.plan, str(config.plan))
     backend = _card_backend(folder, config, text) if on_card else _cpu_backend(folder, config, text)
     template = text.template.source if text.template else ""
     settings = EngineSettings(

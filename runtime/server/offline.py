@@ -19,6 +19,7 @@ from runtime.server.config import ServeConfig
 from runtime.server.errors import ApiError
 from runtime.server.loading import has_card, load_engine
 from runtime.server.metrics import Metrics
+from runtime.server.plan import under_plan
 from runtime.server.prompts import render_chat
 from runtime.server.protocol import ChatRequest, CompletionRequest
 from runtime.server.requests import Identity, choices_of
@@ -34,9 +35,10 @@ def generate(config: ServeConfig, prompt: str, asked: dict[str, Any], *, raw: bo
     config = config.model_copy(update={"max_num_seqs": 1})
     with tempfile.TemporaryDirectory(prefix="counterpoint-demo-") as scratch, asyncio.Runner() as runner:
         folder = checkpoint_folder(config, Path(scratch))
+        config, plan = under_plan(config, folder)
         text = load_text(folder, config)
-        metrics = Metrics(text.names[0])
-        service = Service(config, text, metrics, load_engine(folder, config, text, metrics, on_card=has_card()))
+        service = Service(config, text, Metrics(text.names[0]), plan=plan)
+        service.engine = load_engine(folder, service, on_card=has_card())
         pieces = _pieces(service, prompt, asked, raw=raw)
         try:
             while (piece := runner.run(anext(pieces, None))) is not None:

@@ -9,6 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from runtime.constraints.grammar import version as grammar_version
 from runtime.server.errors import ApiError, unavailable
+from runtime.server.plan import describe
 from runtime.server.protocol import AbortRequest
 from runtime.server.replies import Json
 from runtime.server.service import Service
@@ -78,6 +79,7 @@ def server_info(service: Service) -> Response:
         "grammars": grammar_version(),
         "limits": config.limits.model_dump(),
         "waits": config.waits.model_dump(),
+        "plan": describe(service.plan, str(config.plan)) if service.plan else None,
         "rows": engine.stats().rows if engine else None,
         "is_ready": service.is_ready,
     }

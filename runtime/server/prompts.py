@@ -77,7 +77,7 @@ async def render_messages(
     try:
         return await asyncio.to_thread(render) if size > _INLINE_CHARS else render()
     except TemplateError as error:
-        raise invalid(str(error), "messages") from None
+        raise invalid(str(error), error.param) from None
 
 
 def joined(text: Text) -> str:

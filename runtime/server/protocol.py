@@ -308,7 +308,7 @@ class TokenizeRequest(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Items[Message] | None = None
+    messages: Items[Message] | None = Field(default=None, min_length=1)
     tools: Items[Tool] = []
     add_special_tokens: bool = True
     add_generation_prompt: bool = True

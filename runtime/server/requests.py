@@ -149,7 +149,8 @@ def _stopping(service: Service, body: Sampling, prompt_tokens: int, default_toke
     if room < needed:
         raise too_long(
             f"this model's maximum context length is {text.max_model_len} tokens; "
-            f"the prompt has {prompt_tokens} and the answer needs {needed} or more"
+            f"the prompt has {prompt_tokens} and the answer needs {needed} or more",
+            "messages" if isinstance(body, ChatRequest) else "prompt",
         )
     outside = [token for token in body.stop_token_ids if token >= text.vocab_size]
     if outside:

@@ -14,6 +14,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -30,6 +31,7 @@ from runtime.server.connection import http_settings
 from runtime.server.loading import load_engine
 from runtime.server.logs import start_logging
 from runtime.server.metrics import Metrics
+from runtime.server.plan import under_plan
 from runtime.server.service import Service
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,8 @@ log = logging.getLogger(__name__)
 API_KEYS, ADMIN_KEYS = "COUNTERPOINT_API_KEY", "COUNTERPOINT_ADMIN_KEY"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _WATCH_SECONDS = 0.1
+TEXT_THREADS = 4
+"""Threads for texts too long for the loop: encoding the longest body takes half a gigabyte, some of which stays."""
 _LAST_WORDS_SECONDS = 2.0
 """How long responses may take to leave once there is nothing left to generate."""
 
@@ -44,14 +48,16 @@ _LAST_WORDS_SECONDS = 2.0
 def serve(config: ServeConfig, say: Callable[[str], None]) -> int:
     """Serve until a signal or the engine's end; the exit code. `say` tells a person where the server listens."""
     start_logging()
+    os.environ.setdefault("RAYON_NUM_THREADS", str(TEXT_THREADS))  # tokenizers would take a thread a core
     keys, admin_keys = key_rings(config)
     with tempfile.TemporaryDirectory(prefix="counterpoint-demo-") as scratch:
         folder = checkpoint_folder(config, Path(scratch))
         if config.model is None and not config.served_model_name:
             config = config.model_copy(update={"served_model_name": ("demo",)})
+        config, plan = under_plan(config, folder)
         text = load_text(folder, config)
         metrics = Metrics(text.names[0])
-        service = Service(config, text, metrics)
+        service = Service(config, text, metrics, plan=plan)
         if keys.is_empty and config.host not in _LOOPBACK:
             log.warning("clients beyond this machine need no key", extra={"host": config.host})
         bound = _bind(config.host, config.port)
@@ -63,7 +69,7 @@ def serve(config: ServeConfig, say: Callable[[str], None]) -> int:
             timeout_graceful_shutdown=int(_LAST_WORDS_SECONDS),
             **http_settings(),
         )
-        host_process = Host(application, service, lambda: load_engine(folder, config, text, metrics))
+        host_process = Host(application, service, lambda: load_engine(folder, service))
         return asyncio.run(host_process.live(bound))
 
 
@@ -118,6 +124,7 @@ class Host(uvicorn.Server):
     async def live(self, bound: socket.socket) -> int:
         """Serve on a bound socket until the end; the exit code. ConfigError when the model cannot be loaded."""
         self._loop = asyncio.get_running_loop()
+        self._loop.set_default_executor(ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text"))
         watching = asyncio.ensure_future(self._watch())
         try:
             await self.serve(sockets=[bound])

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from megakernel.plan import Plan
 from runtime.constraints import Grammars
 from runtime.parsing import Dialect
 from runtime.server.config import ServeConfig
@@ -45,6 +46,7 @@ class Service:
     text: TextSide
     metrics: Metrics
     engine: AsyncEngine | None = None
+    plan: Plan | None = None
     is_draining: bool = False
     live: dict[str, str] = field(default_factory=dict)
     per_key: dict[str, int] = field(default_factory=dict)

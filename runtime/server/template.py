@@ -38,7 +38,12 @@ _COMPARED = frozenset({"role", "type", "system", "developer", "user", "assistant
 
 
 class TemplateError(ValueError):
-    """The messages are not what the template takes; the message is fit for their sender."""
+    """The messages are not what the template takes; the message is fit for their sender. `param`: what to change."""
+
+    def __init__(self, message: str, param: str = "messages") -> None:
+        """Say what was refused, and in which of a body's fields it stands."""
+        super().__init__(message)
+        self.param = param
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,7 @@ class ChatTemplate:
         """Render a prompt; TemplateError when the template refuses."""
         reserved = (_RESERVED | set(self._special_texts)) & set(variables or ())
         if reserved:
-            raise TemplateError(f"chat_template_kwargs may not set {min(reserved)!r}")
+            raise TemplateError(f"chat_template_kwargs may not set {min(reserved)!r}", "chat_template_kwargs")
         switches = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
         key = hashlib.sha256(to_json((messages, tools, variables, switches))).digest()
         with self._lock:

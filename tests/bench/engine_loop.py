@@ -12,6 +12,7 @@ the thread and an asyncio reader around it, each against 5% of the step that it 
 import argparse
 import asyncio
 import json
+import os
 import platform
 import statistics
 import time
@@ -102,7 +103,8 @@ def main() -> None:
         cell = {"rows": rows, "limit_us": limit, **plain(rows, chosen.steps)}
         cell["with_thread_us"] = asyncio.run(threaded(rows, chosen.steps))
         cells.append({key: round(value, 1) for key, value in cell.items()} | {"holds": cell["median_us"] < limit})
-    record = {"context": CONTEXT, "steps": chosen.steps, "python": platform.python_version(), "cells": cells}
+    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]}
+    record = {"context": CONTEXT, "steps": chosen.steps, "machine": machine, "cells": cells}
     print(json.dumps(record))
     if chosen.out:
         chosen.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

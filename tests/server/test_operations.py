@@ -2,15 +2,12 @@
 
 import asyncio
 import json
-import os
 import signal
-import subprocess
-import sys
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 
 import httpx2 as httpx
 import pytest
+from support.process import Process
 from support.serving import USER, Script, Stream, answered, error_of, ids, listening, serving, thought
 
 from runtime.server.config import ServeConfig, Waits
@@ -294,25 +291,6 @@ async def test_cached_tokens_are_reported():
         assert (first, second > 0) == (0, True)
 
 
-class Process:
-    """`runtime serve` as a process, with the demo model."""
-
-    def __init__(self, *arguments, **environment):
-        """Start it on any free port."""
-        code = "from runtime.cli import main; main()"
-        root = Path(__file__).parents[2]
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code, "serve", "--port", "0", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", **environment},
-        )
-
-    def url(self):
-        return self.process.stdout.readline().split(" at ")[1].strip()
-
-
 async def test_the_process_serves_the_demo_model_and_exits_0_at_once_on_a_second_sigterm(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("from-file\n")
@@ -320,10 +298,10 @@ async def test_the_process_serves_the_demo_model_and_exits_0_at_once_on_a_second
     config.write_text('api_key_file = "keys"\nmax_num_seqs = 2\n[waits]\ndrain_s = 60.0\n')
     running = Process(str(config), "--max-model-len", "512", COUNTERPOINT_API_KEY="from-env")
     try:
-        async with httpx.AsyncClient(base_url=running.url(), timeout=30) as client:
-            async with asyncio.timeout(30):
-                while (await client.get("/ready")).status_code != 200:
-                    await asyncio.sleep(0.05)
+        url = running.url()
+        assert url.startswith("http://127.0.0.1:"), "without a host, nobody beyond this machine is let in"
+        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+            await running.ready(client)
             assert (await client.get("/v1/models")).status_code == 401
             for key in ("from-file", "from-env"):
                 client.headers["Authorization"] = f"Bearer {key}"
@@ -360,8 +338,7 @@ async def test_the_process_serves_the_demo_model_and_exits_0_at_once_on_a_second
             assert "from-" not in line
             json.loads(line)
     finally:
-        running.process.kill()
-        running.process.communicate()
+        running.end()
 
 
 @pytest.mark.parametrize(

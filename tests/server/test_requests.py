@@ -265,6 +265,7 @@ async def test_fields_that_would_change_the_answer_are_not_ignored(name, values)
 async def test_template_variables_may_not_replace_the_request(name):
     async with serving(answered("ok")) as served:
         error = await served.refusal(CHAT, {"messages": USER, "chat_template_kwargs": {name: "x"}})
+        assert error["param"] == "chat_template_kwargs"
         assert name in error["message"]
 
 
@@ -365,6 +366,7 @@ async def test_text_and_ids_can_be_asked_for():
         assert [each["token_ids"] for each in rendered] == [ids("a"), ids("b")]
         assert (await served.refusal("/detokenize", {"tokens": [5000]}))["param"] == "tokens"
         assert (await served.refusal("/tokenize", {}))["param"] == "prompt"
+        assert (await served.refusal("/tokenize", {"messages": []}))["param"] == "messages"
 
 
 async def test_long_histories_and_many_tools_are_taken():

@@ -92,7 +92,10 @@ async def test_b04_a_prompt_beyond_the_window_is_a_400_before_any_byte(route, st
         if route == "chat":
             path, body = "/v1/chat/completions", {"messages": [{"role": "user", "content": "ab " * 200}]}
         error = await served.refusal(path, {**body, "stream": stream})
-        assert error["code"] == "context_length_exceeded"
+        assert (error["code"], error["param"]) == (
+            "context_length_exceeded",
+            "prompt" if route == "text" else "messages",
+        )
         assert "128" in error["message"]
         assert (await served.complete(max_tokens=2))["choices"][0]["finish_reason"] == "length"
 
