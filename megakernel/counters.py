@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 
 from megakernel.graph import Op, TaskGraph
 from megakernel.hazards import Dependencies, Source
@@ -70,7 +71,7 @@ def wire(
             waits[Source(op_idx, early, lag)] = tuple(Wait(each, lag, found[each]) for each in sorted(found))
 
     op_of = [idx for idx, op in enumerate(graph.ops) for _ in op.tasks]
-    first_task = graph.first_task
+    at_early, at_end = (_by_task(graph, arrives, early=early) for early in (True, False))
     bits = {source: dependencies.bit(source) for source in waits}
 
     def new(sources: tuple[Source, ...], known: int) -> tuple[tuple[Wait, ...], int]:
@@ -81,21 +82,31 @@ def wire(
                 known |= dependencies.implied[source]
         return tuple(fresh), known
 
+    @cache  # many SMs know the same
+    def step(op_idx: int, loads_know: int, runs_know: int) -> tuple[tuple[Wait, ...], tuple[Wait, ...], int, int]:
+        needs = dependencies.needs[op_idx]
+        load_sources = needs.load + needs.run if load_after_wait else needs.load
+        load_waits, loads_know = new(load_sources, loads_know)
+        run_waits, runs_know = new(needs.run, runs_know | loads_know)
+        return load_waits, run_waits, loads_know, runs_know
+
     signals: list[Signals | None] = [None] * graph.num_tasks
     for tasks in schedule.sms:
         loads_know = runs_know = 0
         for task in tasks:
-            op_idx = op_of[task]
-            needs = dependencies.needs[op_idx]
-            load_sources = needs.load + needs.run if load_after_wait else needs.load
-            load_waits, loads_know = new(load_sources, loads_know)
-            run_waits, runs_know = new(needs.run, runs_know | loads_know)
-            idx = task - first_task[op_idx]
-            early, end = (arrives[op_idx, each][idx] if (op_idx, each) in arrives else NONE for each in (True, False))
-            signals[task] = Signals(load_waits, run_waits, early, end)
+            load_waits, run_waits, loads_know, runs_know = step(op_of[task], loads_know, runs_know)
+            signals[task] = Signals(load_waits, run_waits, at_early[task], at_end[task])
     placed = tuple(signal for signal in signals if signal is not None)
     assert len(placed) == graph.num_tasks, "the schedule leaves out a task"
     return Wiring(placed, tuple(totals), tuple(titles))
+
+
+def _by_task(graph: TaskGraph, arrives: dict[tuple[int, bool], list[int]], *, early: bool) -> list[int]:
+    """The counter at which each task of the graph arrives, early or at its end; NONE: at none."""
+    counters: list[int] = []
+    for idx, op in enumerate(graph.ops):
+        counters += arrives.get((idx, early)) or [NONE] * len(op.tasks)
+    return counters
 
 
 def _deal(op: Op, first: int, words: int, *, early: bool) -> list[int]:

@@ -89,7 +89,7 @@ class _Derivation:
     def __init__(self, graph: TaskGraph) -> None:
         self.graph = graph
         self.num_ops = len(graph.ops)
-        self.history: dict[int, list[tuple[int, int]]] = {}
+        self.history: dict[int, list[tuple[int, int, Footprint]]] = {}
         self.closure: dict[Source, int] = {}
         self.footprints: dict[tuple[int, tuple[int, ...], tuple[int, ...]], Footprint] = {}
         self.clashes: dict[tuple[int, int], frozenset[tuple[bool, bool]]] = {}
@@ -111,13 +111,12 @@ class _Derivation:
                 continue
             mine = self._footprint(op, buffer)
             past = self.history.setdefault(buffer, [])
-            for past_step, past_idx in past:
-                theirs = self._footprint(self.graph.ops[past_idx], buffer)
+            for past_step, past_idx, theirs in past:
                 for early, load in self._clash(theirs, mine):
                     wanted[load].add(Source(past_idx, early, 1 - past_step))
             if mine.covers:
                 past.clear()
-            past.append((step, op_idx))
+            past.append((step, op_idx, mine))
         load, known = self._reduce(wanted[True], 0)
         run, known = self._reduce(wanted[False], known)
         at_early, at_end = (Source(op_idx, early=early, lag=1 - step) for early in (True, False))

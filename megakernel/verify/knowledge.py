@@ -50,37 +50,56 @@ class Knowledge:
         self.points = 2 * lengths
         self.sm_of = np.repeat(np.arange(len(lengths)), lengths)
         self.index_of = np.arange(len(table.records)) - table.offsets[:-1].astype(np.int64)[self.sm_of]
-        self.load: Prefixes = np.zeros((steps, len(table.records), table.num_sms), dtype=np.int32)
-        self.run: Prefixes = np.zeros_like(self.load)
         self._order = execution.order
-        self._arrivals: list[list[tuple[int, int, int, int]]] = []
+        self._arrivals: list[list[tuple[int, int, int, int, int]]] = []
+        self._states: list[Prefixes] = []
         self._known: dict[Target, Prefixes] = {}
         self._sweep()
 
-    def _sweep(self) -> None:
-        """Knowledge of every event, in executed order, given what is known once each target is reached."""
+    def _sweep(self) -> None:  # noqa: C901 - one pass over everything that happens
+        """Knowledge of every event, in executed order, given what is known once each target is reached.
+
+        Many SMs know the same of all others, so each distinct state is kept once, and what an SM's consumers know of
+        their own list, all of it so far, is written in at the end.
+        """
         arrivals = self._arrivals = [[] for _ in self.table.totals]
-        turns, load, run = self.turns, self.load, self.run
-        producers, consumers = (list(np.zeros((len(turns),) * 2, dtype=np.int32)) for _ in range(2))
+        turns, num_sms = self.turns, len(self.turns)
+        states = self._states = [np.zeros(num_sms, dtype=np.int32)]
+        number_of = {states[0].tobytes(): 0}
+        learnt: dict[tuple[int, int | tuple[Target, ...]], int] = {}
+
+        def learn(state: int, more: int | tuple[Target, ...]) -> int:
+            """The state that joins `state` with another one or with what targets tell."""
+            if (found := learnt.get((state, more))) is None:
+                parts = [states[more]] if isinstance(more, int) else [self._reached(target) for target in more]
+                joined = np.maximum.reduce([states[state], *parts])
+                found = learnt[state, more] = number_of.setdefault(joined.tobytes(), len(states))
+                if found == len(states):
+                    states.append(joined)
+            return found
+
+        load, run = ([[0] * len(self.table.records) for _ in range(self.steps)] for _ in range(2))
+        producers, consumers = [0] * num_sms, [0] * num_sms
         for sm, index, is_load in self._order:
-            turn = turns[sm][index]
+            row, step, end, load_targets, run_targets, early, arrive = turns[sm][index]
             if is_load:
-                state = producers[sm]
-                for target in turn.load:
-                    np.maximum(state, self._reached(target), out=state)
-                load[turn.step, turn.row] = state
+                if load_targets:
+                    producers[sm] = learn(producers[sm], load_targets)
+                load[step][row] = producers[sm]
                 continue
-            state = consumers[sm]
-            if turn.load:
-                np.maximum(state, load[turn.step, turn.row], out=state)
-            for target in turn.run:
-                np.maximum(state, self._reached(target), out=state)
-            run[turn.step, turn.row] = state
-            state[sm] = turn.end
-            if turn.early != NONE:
-                arrivals[turn.early].append((turn.step, turn.row, sm, turn.end - 1))
-            if turn.arrive != NONE:
-                arrivals[turn.arrive].append((turn.step, turn.row, sm, turn.end))
+            if load_targets:
+                consumers[sm] = learn(consumers[sm], load[step][row])
+            if run_targets:
+                consumers[sm] = learn(consumers[sm], run_targets)
+            state = run[step][row] = consumers[sm]
+            if early != NONE:
+                arrivals[early].append((step, row, sm, end - 1, state))
+            if arrive != NONE:
+                arrivals[arrive].append((step, row, sm, end, state))
+        distinct = np.array(states)
+        self.load, self.run = distinct[np.array(load)], distinct[np.array(run)]
+        for step in range(self.steps):
+            self.run[step, np.arange(len(self.sm_of)), self.sm_of] = step * self.points[self.sm_of] + 2 * self.index_of
 
     def _reached(self, target: Target) -> Prefixes:
         """What is known once `target` is reached: at first, given the arrivals so far."""
@@ -98,8 +117,9 @@ class Knowledge:
 
     def _arrived(self, counter: int) -> tuple[Prefixes, Ints, Ints]:
         """Arrivals at a counter: what each knows, with its step and its record."""
-        steps, rows, sms, points = np.array(self._arrivals[counter], dtype=np.int64).reshape(-1, 4).T
-        known = self.run[steps, rows]
+        steps, rows, sms, points, states = np.array(self._arrivals[counter], dtype=np.int64).reshape(-1, 5).T
+        known: Prefixes = np.array([self._states[state] for state in states], dtype=np.int32)
+        known = known.reshape(-1, len(self.turns))
         known[np.arange(len(known)), sms] = points
         return known, steps, rows
 

@@ -120,14 +120,20 @@ class Execution:
         turns, counts, order = self.turns[sm], self.counts, self.order
         loads, runs = self.loads[sm], self.runs[sm]
         arrived: set[int] = set()
-        load_lacks = run_lacks = None
         while True:
-            while loads < len(turns) and (load_lacks := _unmet(turns[loads].load, counts)) is None:
+            load_lacks = None
+            while loads < len(turns):
+                targets = turns[loads].load
+                if targets and (load_lacks := _unmet(targets, counts)) is not None:
+                    break
                 order.append((sm, loads, True))
                 loads += 1
-            if runs == loads or (run_lacks := _unmet(turns[runs].run, counts)) is not None:
+            run_lacks = None
+            if runs == loads:
                 break
             turn = turns[runs]
+            if turn.run and (run_lacks := _unmet(turn.run, counts)) is not None:
+                break
             order.append((sm, runs, False))
             runs += 1
             for counter in (turn.early, turn.arrive):

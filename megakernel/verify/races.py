@@ -76,6 +76,8 @@ class _Races:
         self.row_of[table.records["task"]] = np.arange(len(table.records))
         self.cached: dict[tuple[int, tuple[int, ...], tuple[int, ...]], _Accesses] = {}
         self.clashes: dict[tuple[int, int, bool], list[_Clash]] = {}
+        self.known: dict[tuple[int, int, bool, bytes], Ints] = {}
+        self.needed: dict[tuple[int, int, bool, bytes], Ints] = {}
 
     def search(self) -> Iterator[Finding]:
         accesses = [self._accesses(op) for op in self.graph.ops]
@@ -129,22 +131,43 @@ class _Races:
     def _pair(self, buffer: int, past: _Use, now: _Use) -> Iterator[Finding]:
         know = self.knowledge
         for clash in self._clash(past.accesses, now.accesses, same_op=past is now):
+            if clash.complete and (self._known(now, clash) >= self._needed(past, clash)).all():
+                continue
             before = self.row_of[self.first[past.op] + clash.past]
             after = self.row_of[self.first[now.op] + clash.now]
-            sms = know.sm_of[before]
-            points = past.step * know.points[sms] + 2 * know.index_of[before] + (1 if clash.early else 2)
+            sms, points = self._points(past, before, early=clash.early)
             known = (know.load if clash.load else know.run)[now.step]
             if clash.complete:
-                needed = np.zeros(self.table.num_sms, dtype=np.int64)
-                np.maximum.at(needed, sms, points)
-                if (known[after].min(axis=0) >= needed).all():
-                    continue
                 bad_after, bad_before = np.nonzero(known[np.ix_(after, sms)] < points[None, :])
             else:
                 bad_before = bad_after = np.nonzero(known[after, sms] < points)[0]
             for one, other in zip(bad_before[:3], bad_after[:3], strict=True):
                 pair = (past.step, int(before[one])), (now.step, int(after[other]))
                 yield self._finding(buffer, *pair, load=clash.load)
+
+    def _known(self, now: _Use, clash: _Clash) -> Ints:
+        """Per SM, what all present tasks of a clash know of it. Many past operators ask."""
+        key = (now.step, now.op, clash.load, clash.now.tobytes())
+        if key not in self.known:
+            after = self.row_of[self.first[now.op] + clash.now]
+            know = self.knowledge
+            self.known[key] = (know.load if clash.load else know.run)[now.step][after].min(axis=0)
+        return self.known[key]
+
+    def _needed(self, past: _Use, clash: _Clash) -> Ints:
+        """Per SM, the point at which all past tasks of a clash are over."""
+        key = (past.step, past.op, clash.early, clash.past.tobytes())
+        if key not in self.needed:
+            needed = self.needed[key] = np.zeros(self.table.num_sms, dtype=np.int64)
+            before = self.row_of[self.first[past.op] + clash.past]
+            np.maximum.at(needed, *self._points(past, before, early=clash.early))
+        return self.needed[key]
+
+    def _points(self, past: _Use, before: Ints, *, early: bool) -> tuple[Ints, Ints]:
+        """SMs of past records, and the points at which they are over."""
+        know = self.knowledge
+        sms = know.sm_of[before]
+        return sms, past.step * know.points[sms] + 2 * know.index_of[before] + (1 if early else 2)
 
     def _finding(self, buffer: int, past: tuple[int, int], now: tuple[int, int], *, load: bool) -> Finding:
         names, know = TaskNames(self.graph), self.knowledge
