@@ -5,6 +5,7 @@ Shared by everything that decodes: the interpreter carries the commands out itse
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,6 +53,31 @@ class Extend:
 
 
 Command = Join | Drop | Extend
+
+
+class Decodes(ABC):
+    """Rows that are told one by one what to do between steps: what interpreter and card have in common."""
+
+    @abstractmethod
+    def carry_out(self, row: int, command: Command) -> None:
+        """Change a row."""
+
+    def join(
+        self,
+        row: int,
+        token: int,
+        position: int,
+        sampling: SamplingParams = GREEDY,
+        *,
+        end_position: int = NO_END,
+        stops: tuple[int, ...] = (),
+    ) -> None:
+        """Activate `row` as `Join` says, its pages as they are; ValueError as in `row_state` on a card."""
+        self.carry_out(row, Join(token, position, sampling, end_position, stops))
+
+    def leave(self, row: int) -> None:
+        """Deactivate `row`."""
+        self.carry_out(row, Drop())
 
 
 def row_state(join: Join) -> npt.NDArray[np.void]:

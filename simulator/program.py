@@ -13,6 +13,7 @@ Arrival = Literal["release", "read_back", "relaxed"]
 """What an arrival waits for: for the SM's copies in flight, for a trip of its results to L2 and back, for nothing."""
 
 DEFAULT_ARRIVAL: Arrival = "release"
+"""What predictions and searches price. The kernel's own default is `read_back`, which is faster."""
 
 
 class ProgramError(Exception):

@@ -79,7 +79,7 @@ def check_ceilings(resources: Resources, specialization: Specialization) -> None
     if resources.registers > limit:
         raise ConfigError(f"the kernel takes {resources.registers} registers a thread, needed at most {limit}")
     most = MAX_SPILL_BYTES[bool(specialization["kStreaming"])]
-    if resources.spill_bytes > most and not specialization["kTrace"]:  # a traced kernel is not timed
+    if resources.spill_bytes > most and not specialization["kTrace"]:  # a traced kernel's times are no result
         raise ConfigError(f"the kernel spills {resources.spill_bytes} bytes, needed at most {most}")
     if resources.static_shared_bytes:
         raise ConfigError(

@@ -28,12 +28,11 @@ from runtime.gpu.mailbox import Mailbox, put_pages
 from runtime.gpu.postmortem import GraphTitles
 from runtime.gpu.specialize import KernelOptions, specialize
 from runtime.kv_pages import TILE, layer_groups, read, write
-from runtime.rows import NO_END, Command, Drop, Extend, Join, row_state
-from runtime.sampling import GREEDY, SamplingParams
+from runtime.rows import Command, Decodes, Drop, Extend, Join, row_state
 from runtime.weights import LayerWeights, Piece, Weights, weight_pieces
 
 
-class Decoder:
+class Decoder(Decodes):
     """Rows of one bucket, decoded step by step."""
 
     def __init__(
@@ -73,23 +72,6 @@ class Decoder:
     def ring(self) -> npt.NDArray[np.uint64]:
         """See `Device`."""
         return self.table.ring
-
-    def join(
-        self,
-        row: int,
-        token: int,
-        position: int,
-        sampling: SamplingParams = GREEDY,
-        *,
-        end_position: int = NO_END,
-        stops: tuple[int, ...] = (),
-    ) -> None:
-        """Activate `row` as `Join` says, its pages as they are; ValueError as in `row_state`."""
-        self.carry_out(row, Join(token, position, sampling, end_position, stops))
-
-    def leave(self, row: int) -> None:
-        """Deactivate `row`."""
-        self.carry_out(row, Drop())
 
     def carry_out(self, row: int, command: Command) -> None:
         """Change a row between launches."""

@@ -15,14 +15,14 @@ from megakernel.build import BuiltStep
 from megakernel.workload import ROW_TILE
 from runtime.kv_pages import allocate, layer_groups, read, write
 from runtime.reference.ops import accumulator
-from runtime.rows import NO_END, Command, Drop, Extend, Join, Pages
+from runtime.rows import Command, Decodes, Drop, Extend, Join, Pages
 from runtime.sampling import GREEDY, SamplingParams
 
 PARTIAL_RESULTS = ("router", "qkv", "partial", "logits", "best")
 """Buffers in the accumulator's type; the others are activations."""
 
 
-class Memory:
+class Memory(Decodes):
     """Buffers of `step` for a model of `dtype`; scratch starts as NaN, so that a read too early shows."""
 
     def __init__(self, step: BuiltStep, dtype: torch.dtype, pages: Sequence[Tensor] | None = None) -> None:
@@ -63,19 +63,6 @@ class Memory:
         missing = ROW_TILE - rows.shape[0]
         return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
 
-    def join(
-        self,
-        row: int,
-        token: int,
-        position: int,
-        sampling: SamplingParams = GREEDY,
-        *,
-        end_position: int = NO_END,
-        stops: tuple[int, ...] = (),
-    ) -> None:
-        """Activate `row` as `Join` says, its pages as they are."""
-        self.carry_out(row, Join(token, position, sampling, end_position, stops))
-
     def carry_out(self, row: int, command: Command) -> None:
         """Change a row at a step boundary; what is in `mail` is carried out where the step samples."""
         match command:
@@ -89,10 +76,6 @@ class Memory:
             case Extend():
                 self._put_pages(row, command.begin, command.pages)
                 self.end_positions[row] = command.end_position
-
-    def leave(self, row: int) -> None:
-        """Deactivate `row`."""
-        self.active[row] = False
 
     def _put_pages(self, row: int, begin: int, pages: Pages) -> None:
         for table, ids in zip(self.pages, pages, strict=False):
