@@ -46,11 +46,11 @@ class Counters:
     def leaves_ns(self, in_flight_until_ns: float) -> float:
         """When an arrival that is begun now leaves its SM, and lets go of the threads that send it.
 
-        A release waits until the SM's copies in flight have landed, at `in_flight_until_ns`. A result that is read back
-        waits for its trip to L2 alone, a relaxed arrival for nothing.
+        A release, or a fence, waits until the SM's copies in flight have landed, at `in_flight_until_ns`. A result that
+        is read back waits for its trip to L2 alone, a relaxed arrival for nothing.
         """
         now_ns = self._env.now_ns
-        if self._arrival == "release":
+        if self._arrival in {"release", "fence"}:
             landed_ns = max(now_ns, in_flight_until_ns)
             return landed_ns + self._fence_ns + self._fence_queue_share * self._memory.backlog_ns(now_ns)
         if self._arrival == "read_back":

@@ -11,13 +11,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from megakernel.arrival import DEFAULT_ARRIVAL, Arrival
 from megakernel.build import assemble
 from megakernel.hardware import HardwareSpec
 from megakernel.model import ModelSpec
 from megakernel.tiling import Choices
 from megakernel.workload import Bucket, Workload
 from simulator.few_layers import irregular_layers, repeat_period, stretch_layers, truncated
-from simulator.program import DEFAULT_ARRIVAL, Arrival
 from simulator.routing import mean_state
 from simulator.step_run import StepRun, run_step
 

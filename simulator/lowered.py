@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.recfunctions import repack_fields
 
+from megakernel.arrival import DEFAULT_ARRIVAL, Arrival
 from megakernel.build import BuiltStep
 from megakernel.cost import LiveState, TaskCost, price_bytes
 from megakernel.counters import NONE
@@ -27,7 +28,7 @@ from megakernel.hardware import HardwareSpec
 from megakernel.kinds import TaskKind
 from megakernel.model import ModelSpec, RoutedMlp
 from megakernel.table import read_waits
-from simulator.program import DEFAULT_ARRIVAL, Arrival, Label, Program, Record, Ring, Signal, Wait
+from simulator.program import Label, Program, Record, Ring, Signal, Wait
 
 _SIGNALS = ["arrive", "early", "num_load_waits", "num_run_waits", "load_waits", "run_waits"]
 

@@ -7,13 +7,8 @@ read by `simulate.py` and `sm.py`.
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Literal
 
-Arrival = Literal["release", "read_back", "relaxed"]
-"""What an arrival waits for: for the SM's copies in flight, for a trip of its results to L2 and back, for nothing."""
-
-DEFAULT_ARRIVAL: Arrival = "release"
-"""What predictions and searches price. The kernel's own default is `read_back`, which is faster."""
+from megakernel.arrival import DEFAULT_ARRIVAL, Arrival
 
 
 class ProgramError(Exception):

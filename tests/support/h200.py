@@ -125,7 +125,8 @@ def _even(cell: Cell) -> tuple[Phase, ...]:
 def simulated_ms(cell: Cell, chip: HardwareSpec, *, exact: bool = False) -> float:
     """Time of the whole step, from two short runs."""
     short, long = (
-        simulate(stream_records(cell.program(layers), chip), chip, exact=exact).total_ns for layers in (SHORT, LONG)
+        simulate(stream_records(cell.program(layers), chip, arrival="release"), chip, exact=exact).total_ns
+        for layers in (SHORT, LONG)
     )
     return (long + (long - short) / (LONG - SHORT) * (LAYERS - LONG)) / 1e6
 

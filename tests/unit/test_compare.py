@@ -11,6 +11,7 @@ from support.browser import needs_chromium, show
 from support.plans import plan_of
 from support.predicting import short_step
 
+from megakernel.arrival import DEFAULT_ARRIVAL
 from megakernel.config import ConfigError, pretty_json
 from megakernel.timeline import Timeline
 from megakernel.workload import Workload
@@ -214,7 +215,7 @@ def command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     step = short_step(layers=2)
     (tmp_path / "plan.json").write_text(pretty_json(plan_of(step, north.chip())), encoding="utf-8")
-    run = simulated(layers=2)
+    run = simulated(layers=2, arrival=DEFAULT_ARRIVAL)
     (tmp_path / "trace.json").write_text(later(run.timeline(), 30e3, 5e3).to_perfetto(), encoding="utf-8")
 
     def call(*arguments):
