@@ -24,6 +24,7 @@ class Consumers:
         "_end_timer",
         "_env",
         "_fetched",
+        "_has_polled",
         "_l2_ns_per_byte",
         "_left_timer",
         "_opened",
@@ -32,7 +33,6 @@ class Consumers:
         "_records",
         "_ring",
         "_run_since_ns",
-        "_run_wait",
         "_signal_left_timer",
         "_signal_timer",
         "_step_ns",
@@ -59,7 +59,7 @@ class Consumers:
         self._step_ns = 0.0  # per copy of the running record
         self._l2_ns_per_byte = 1.0 / costs.l2_bytes_per_ns
         self.run = 0  # record being run, or waited for
-        self._run_wait = 0  # its run waits already met
+        self._has_polled = False  # its counters
         self._run_since_ns = -1.0
         self.running = -1  # the record whose copies are being used
         self._opened = 0  # records whose load waits are met
@@ -93,21 +93,19 @@ class Consumers:
         if self._run_since_ns < 0.0:
             self._run_since_ns = self._env.now_ns
         waits = self._records[self.run].run_waits
-        if self._run_wait < len(waits):
-            wait = waits[self._run_wait]
-            if self._counters.is_met(wait.counter, wait.need):
-                self._run_wait += 1
-                self._counters.poll(self._env.now_ns, self._begin_run)
-            else:
-                self._counters.when_met(wait.counter, wait.need, self._run_wait_over)
+        # All counters of a record are polled at once, a lane each: waiting for the last, one has seen the others.
+        for wait in waits:
+            if not self._counters.is_met(wait.counter, wait.need):
+                self._has_polled = True
+                self._counters.when_met(wait.counter, wait.need, self._begin_run)
+                return
+        if waits and not self._has_polled:
+            self._has_polled = True
+            self._counters.poll(self._env.now_ns, self._begin_run)
         elif self._opened > self.run:
             self._start_run()
         else:
             self.awaits_load = True
-
-    def _run_wait_over(self) -> None:
-        self._run_wait += 1
-        self._begin_run()
 
     def _start_run(self) -> None:
         now_ns = self._env.now_ns
@@ -186,7 +184,7 @@ class Consumers:
 
     def _next(self) -> None:
         self.run += 1
-        self._run_wait = 0
+        self._has_polled = False
         self._run_since_ns = -1.0
         self._begin_run()
         if self._producer.awaits_end:

@@ -28,6 +28,7 @@ from megakernel.hardware import HardwareSpec
 from megakernel.kinds import TaskKind
 from megakernel.model import ModelSpec, RoutedMlp
 from megakernel.table import read_waits
+from simulator.attention import Attention
 from simulator.program import Label, Program, Record, Ring, Signal, Wait
 
 _SIGNALS = ["arrive", "early", "num_load_waits", "num_run_waits", "load_waits", "run_waits"]
@@ -109,6 +110,8 @@ class _Translation:
         self._topk += work.ids
         self._plan = work.plan
         self._ns = chip.cycles_ns
+        self._copy_ns = chip.cycles_ns(work.copy_use)
+        self._attention = Attention(step, chip)
 
     def sm(self, rows: Iterable[tuple[int, int, int, int, bytes]]) -> Iterator[Record]:
         """Records of one SM, from number, operator, bytes and signals of each."""
@@ -155,6 +158,7 @@ class _Translation:
             run_waits=_met_in_this_step(packed, "run"),
             signal=signal,
             work_ns=0.0 if signal else start_ns,
+            copy_ns=self._copy_ns + (self._attention.copy_ns(demand.load_bytes) if op.kind is TaskKind.ATTEND else 0.0),
             compute_ns=0.0 if is_empty else self._ns(self._finish),
             other_bytes=demand.read_bytes,
             arrive=arrive if arrive != NONE else None,

@@ -67,6 +67,7 @@ class Producer:
         "_delays",
         "_drains",
         "_env",
+        "_has_polled",
         "_held_bytes",
         "_idle_latency_ns",
         "_issue_ns",
@@ -75,7 +76,6 @@ class Producer:
         "_landed_ns",
         "_left_bytes",
         "_load_since_ns",
-        "_load_wait",
         "_newest_issue_ns",
         "_newest_ns",
         "_open_timer",
@@ -119,7 +119,7 @@ class Producer:
         self._straggler = sm * SM_STRIDE
         self._delays = delays()
         self.load: int = 0  # record being loaded
-        self._load_wait: int = 0  # its load waits already met
+        self._has_polled = False  # its counters
         self._load_since_ns = 0.0
         self._left_bytes: int = 0  # of the record being loaded
         self._held_bytes: int = 0  # those that wait for its run
@@ -172,13 +172,15 @@ class Producer:
                 self.awaits_end = True
                 return
             record = self._records[self.load]
-            if self._load_wait < len(record.load_waits):
-                wait = record.load_waits[self._load_wait]
+            # As for the consumers: all counters of a record are polled at once.
+            for wait in record.load_waits:
                 if not self._counters.is_met(wait.counter, wait.need):
+                    self._has_polled = True
                     self._load_since_ns = self._env.now_ns
                     self._counters.when_met(wait.counter, wait.need, self._load_wait_over)
                     return
-                self._load_wait += 1
+            if record.load_waits and not self._has_polled:
+                self._has_polled = True
                 self._counters.poll(max(self._env.now_ns, self._batch_last_ns), self._begin_load)
                 return
             if record.load_work_ns > 0.0:
@@ -190,7 +192,6 @@ class Producer:
 
     def _load_wait_over(self) -> None:
         self._times.load_wait_ns += self._env.now_ns - self._load_since_ns
-        self._load_wait += 1
         self._begin_load()
 
     def _open_after_work(self, _: float) -> None:
@@ -216,7 +217,7 @@ class Producer:
                 self.awaits_run = True
         else:
             self.load = load + 1
-            self._load_wait = 0
+            self._has_polled = False
         self._sink.open_record(load)
         return has_copies
 
@@ -322,6 +323,6 @@ class Producer:
                 self.awaits_run = True
         else:
             self.load = load + 1
-            self._load_wait = 0
+            self._has_polled = False
             self._begin_load()
         return None
