@@ -18,8 +18,8 @@ from megakernel.kinds import TaskKind
 class WorkCosts(Frozen):
     """Cycles; each is spent once by an SM whose staged rows are not yet those that a task needs."""
 
-    copy_use: float = Field(default=0.0, ge=0)
-    """Of all warps together, on a landed copy beyond reading it. Estimate: hidden behind the next copies."""
+    multiply: float = Field(default=0.0, ge=0)
+    """A warp, per KiB of a product's copy; warps take copies in turn. Estimate: hidden behind the next copies."""
     finish: float = Field(default=300.0, ge=0)
     """After a task's last copy: sum over warps, store, fence. Estimate; with a start of 700, the skeleton's 1000."""
     norm: float = Field(default=700.0, ge=0)
@@ -33,7 +33,7 @@ class WorkCosts(Frozen):
     attend: float = Field(default=0.0, ge=0)
     """A round of chunks, one a team of warps, per key of a warp's piece. Estimate: hidden, as a copy's."""
     merge: float = Field(default=700.0, ge=0)
-    """Merge of a head's partial softmax results. Estimate: as any hand-off; the skeleton has no such task."""
+    """Merge of a head's partial softmax results, head after head. Estimate: the skeleton has no such task."""
     stage: float = Field(default=700.0, ge=0)
     """Rows staged as they are: attention's result, the MLP's hidden rows. The skeleton's."""
     restage: float = Field(default=400.0, ge=0)

@@ -92,8 +92,7 @@ def _busiest_sm_ns(step: BuiltStep, chip: HardwareSpec, workload: Workload) -> f
     sm_of = np.repeat(np.arange(table.num_sms), np.diff(table.offsets))
     copies = np.bincount(sm_of, -(-loads // ring.copy_bytes), table.num_sms)
     issue_ns = costs.issue_ns if ring.in_flight_cap_bytes is None else costs.issue_capped_ns
-    use_ns = costs.consume_copy_ns + ring.copy_bytes / costs.consume_bytes_per_ns + chip.cycles_ns(chip.work.copy_use)
-    per_copy_ns = max(issue_ns, use_ns)
+    per_copy_ns = max(issue_ns, costs.consume_copy_ns + ring.copy_bytes / costs.consume_bytes_per_ns)
     received = np.bincount(sm_of, loads, table.num_sms)
     return float(max(copies.max() * per_copy_ns, received.max() / chip.sm_bytes_per_ns))
 
@@ -123,7 +122,7 @@ class _Chain:
         if choices is not None:
             ring = choices.ring
             self._ring_bytes = num_sms * ring.bytes
-            self._consume_ns_per_byte += (costs.consume_copy_ns + chip.cycles_ns(work.copy_use)) / ring.copy_bytes
+            self._consume_ns_per_byte += costs.consume_copy_ns / ring.copy_bytes
             self._after_wait = choices.interleave.loads == "after_wait"
 
     def whole_step(self, experts: Sequence[float]) -> tuple[float, float]:

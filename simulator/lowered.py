@@ -28,6 +28,7 @@ from megakernel.hardware import HardwareSpec
 from megakernel.kinds import TaskKind
 from megakernel.model import ModelSpec, RoutedMlp
 from megakernel.table import read_waits
+from megakernel.workspace import CONSUMER_WARPS
 from simulator.attention import Attention
 from simulator.program import Label, Program, Record, Ring, Signal, Wait
 
@@ -38,6 +39,8 @@ _STREAM_READERS = frozenset({TaskKind.PROJECT, TaskKind.UP, TaskKind.HEAD})
 
 _STAGING = _STREAM_READERS | {TaskKind.OUTPUT, TaskKind.DOWN}
 """Products: an SM stages their input rows once, however many tasks of the operator it runs."""
+
+KIB = 1024
 
 Numbers = npt.NDArray[np.int64]
 
@@ -100,7 +103,7 @@ class _Translation:
         self._known: dict[_Demand, Record] = {}
         self._rows_of = [_staged_rows(idx, op) for idx, op in enumerate(self._ops)]
         self._routed_layer = [op.layer if _is_routed(step.model, op) else -1 for op in self._ops]
-        self._start = [work.start_cycles(op.kind, rows) for op in self._ops]
+        self._start = [work.start_cycles(op.kind, rows) * _times(op) for op in self._ops]
         self._reads_stream = [op.kind in _STREAM_READERS for op in self._ops]
         self._restage, self._router, self._topk, self._finish = (
             work.with_rows(cycles, rows) if cycles else 0.0
@@ -110,7 +113,7 @@ class _Translation:
         self._topk += work.ids
         self._plan = work.plan
         self._ns = chip.cycles_ns
-        self._copy_ns = chip.cycles_ns(work.copy_use)
+        self._multiply_ns = chip.cycles_ns(work.multiply * step.choices.ring.copy_bytes / KIB)  # a copy, by one warp
         self._attention = Attention(step, chip)
 
     def sm(self, rows: Iterable[tuple[int, int, int, int, bytes]]) -> Iterator[Record]:
@@ -143,6 +146,14 @@ class _Translation:
                 record = self._known[demand] = self._record(self._records[idx], demand)
             yield record
 
+    def _uses_ns(self, op: Op, load_bytes: int) -> tuple[float, float]:
+        """Time for each copy while others land, and what the last one takes beyond it: it is one warp's alone."""
+        if op.kind is TaskKind.ATTEND:
+            return self._attention.copy_ns(load_bytes), 0.0
+        if not load_bytes:
+            return 0.0, 0.0
+        return self._multiply_ns / CONSUMER_WARPS, self._multiply_ns * (1.0 - 1.0 / CONSUMER_WARPS)
+
     def _record(self, packed: np.void, demand: _Demand) -> Record:
         op = self._ops[demand.op_idx]
         early, arrive = int(packed["early"]), int(packed["arrive"])
@@ -150,6 +161,7 @@ class _Translation:
         signal = Signal(early, start_ns + self._ns(self._router)) if early != NONE else None
         load_waits = _met_in_this_step(packed, "load")
         is_empty = not (demand.load_bytes or demand.read_bytes)
+        copy_ns, last_ns = self._uses_ns(op, demand.load_bytes)
         return Record(
             label=Label(op.name, path=op.path.value, layer=op.layer),
             load_bytes=demand.load_bytes,
@@ -158,8 +170,8 @@ class _Translation:
             run_waits=_met_in_this_step(packed, "run"),
             signal=signal,
             work_ns=0.0 if signal else start_ns,
-            copy_ns=self._copy_ns + (self._attention.copy_ns(demand.load_bytes) if op.kind is TaskKind.ATTEND else 0.0),
-            compute_ns=0.0 if is_empty else self._ns(self._finish),
+            copy_ns=copy_ns,
+            compute_ns=0.0 if is_empty else self._ns(self._finish) + last_ns,
             other_bytes=demand.read_bytes,
             arrive=arrive if arrive != NONE else None,
         )
@@ -174,6 +186,11 @@ def _staged_rows(op_idx: int, op: Op) -> Hashable:
     if op.kind in _STREAM_READERS:
         return ("stream", op.layer, *op.buffers[:2])
     return op_idx if op.kind in _STAGING else None
+
+
+def _times(op: Op) -> int:
+    """How often a task starts anew: a merge at every head, others once."""
+    return max(task.end - task.begin for task in op.tasks) if op.kind is TaskKind.MERGE else 1
 
 
 def _is_routed(model: ModelSpec, op: Op) -> bool:
