@@ -10,7 +10,7 @@ from support.contest import contest, mean_error, measured_ms, regret, simulated_
 
 from megakernel.tiling import Choices
 
-RECORD = contest("north-h200-orders")
+RECORD = contest("configs/measurements/north-h200-orders.json")
 
 
 @pytest.fixture(scope="module")

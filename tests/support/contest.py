@@ -8,7 +8,7 @@ from functools import partial
 
 from scipy.stats import spearmanr
 
-from megakernel.assets import asset
+from megakernel.assets import asset, locate
 from megakernel.config import load_json
 from megakernel.families import read_model
 from megakernel.hardware import HardwareSpec, load_hardware
@@ -20,9 +20,9 @@ from simulator.estimate import estimate_step_ns
 Times = dict[str, float]
 
 
-def contest(name: str) -> Record:
-    """A shipped record."""
-    return load_json(asset(f"configs/measurements/{name}.json"), Record)
+def contest(path: str) -> Record:
+    """A record, shipped or not."""
+    return load_json(locate(path), Record)
 
 
 def measured_ms(record: Record) -> Times:
