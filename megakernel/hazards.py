@@ -83,9 +83,6 @@ def _index(source: Source, num_ops: int) -> int:
     return 2 * ((1 - source.lag) * num_ops + source.op) + (0 if source.early else 1)
 
 
-_A_FEW = 4
-
-
 class _Derivation:
     """Walks two steps in reference order; keeps, per buffer, the operators that a later access may clash with."""
 
@@ -162,7 +159,7 @@ def _meet(past: Footprint, theirs: npt.NDArray[np.bool_], now: Footprint, mine: 
     first, second = past.boxes[theirs], now.boxes[mine]
     writes, written = past.write[theirs], now.write[mine]
     # Most operators that share a buffer clash, and a few boxes show it.
-    for some in (slice(_A_FEW), slice(_A_FEW, None)):
+    for some in (slice(4), slice(4, None)):
         if (overlap(first[some], second) & (writes[some, None] | written[None, :])).any():
             return True
     return False

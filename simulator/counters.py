@@ -52,7 +52,7 @@ class Counters:
         waits for its trip to L2 alone, a relaxed arrival for nothing.
         """
         if self._arrival == "release":
-            landed_ns = in_flight_until_ns if in_flight_until_ns > now_ns else now_ns
+            landed_ns = max(now_ns, in_flight_until_ns)
             return landed_ns + self._fence_ns + self._fence_queue_share * self._memory.backlog_ns(now_ns)
         if self._arrival == "read_back":
             return now_ns + self._read_back_ns + self._read_back_queue_share * self._memory.backlog_ns(now_ns)
@@ -77,14 +77,9 @@ class Counters:
 
     def poll(self, start_ns: float, action: Callable[[], None]) -> None:
         """Call `action` once a thread that starts at `start_ns` has found that its wait is already met."""
-        env, memory, share = self._env, self._memory, self._poll_queue_share
-
-        def answer(now_ns: float) -> None:
-            back_ns = self._poll_ns + share * memory.backlog_ns(now_ns)
-            Timer(env, lambda _: action()).arm(now_ns + back_ns, now_ns)
-
-        now_ns = env.now_ns
-        Timer(env, answer).arm(start_ns + share * memory.backlog_ns(now_ns), now_ns)
+        now_ns = self._env.now_ns
+        trip_ns = self._poll_ns + 2.0 * self._poll_queue_share * self._memory.backlog_ns(now_ns)
+        Timer(self._env, lambda _: action()).arm(start_ns + trip_ns, now_ns)
 
     def when_met(self, counter: int, need: int, action: Callable[[], None]) -> None:
         """Call `action` once the SM has seen the counter at `need`; the counter must not be there yet."""

@@ -69,9 +69,7 @@ def estimate_step_ns(
     return estimate_ns(shorten(model, bucket, choices, chip), chip, workload, arrival)
 
 
-def estimate_ns(
-    short: Shortened, chip: HardwareSpec, workload: Workload, arrival: Arrival = DEFAULT_ARRIVAL
-) -> float:
+def estimate_ns(short: Shortened, chip: HardwareSpec, workload: Workload, arrival: Arrival = DEFAULT_ARRIVAL) -> float:
     """`estimate_step_ns` of a step that was shortened before."""
     run = run_step(short.step, chip, mean_state(short.step.model, workload), arrival=arrival)
     total_ns, stretch = run.result.total_ns, short.stretch

@@ -23,8 +23,8 @@ Target = tuple[int, int]
 Turn = tuple[int, int, int, tuple[Target, ...], tuple[Target, ...], int, int]
 """One record in one step: row, step, end, targets of its load and of its run, where it arrives early and at its end.
 
-`end` is the point of its SM at which the run is over: points number what an SM has done through all steps, and `end - 1`
-is the end of the early part. A plain tuple, since there are a hundred thousand of them.
+`end` is the point of its SM at which the run is over: points number what an SM has done through all steps, and
+`end - 1` is the end of the early part. A plain tuple, since there are a hundred thousand of them.
 """
 
 _LOAD = 3  # place of a load's targets in a turn

@@ -5,7 +5,8 @@
 North Mini Code, one row of 8192 tokens, H200, the hand choices. Prints one JSON line of processor seconds, least of the
 repeats, since a shared machine only ever adds: `step` simulates 49 layers of a built step; `bounds`, `few_layers` and
 `all_layers` score a candidate as a search does, from choices: limits and closed-form bounds, then lowered, verified and
-simulated with few layers (the table that is proved is the one simulated), then with all. Rates are of two cores, at twice one core's.
+simulated with few layers (the table that is proved is the one that is simulated), then with all. Rates are of two
+cores, at twice one core's.
 """
 
 # ruff: noqa: T201 - a script reports on stdout
@@ -33,6 +34,7 @@ from simulator.simulate import simulate
 from simulator.timer import Clock
 
 CORES = 2
+
 
 def main() -> None:
     """Run as a script."""
