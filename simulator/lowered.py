@@ -66,20 +66,23 @@ def lower_program(step: BuiltStep, state: LiveState, chip: HardwareSpec, arrival
         op_of.tolist(),
         cost.load_bytes[tasks].tolist(),
         cost.read_bytes[tasks].tolist(),
-        _signal_keys(table.records),
+        _signal_numbers(table.records),
     )
-    rows = list(zip(*columns, strict=True))
     translation = _Translation(step, state, chip)
-    sms = tuple(tuple(translation.sm(rows[begin:end])) for begin, end in pairwise(table.offsets.tolist()))
+    sms = tuple(
+        tuple(translation.sm(zip(*(column[begin:end] for column in columns), strict=True)))
+        for begin, end in pairwise(table.offsets.tolist())
+    )
     shared = Ring(ring.copy_bytes, ring.stages, ring.in_flight_cap_bytes)
     program = Program(shared, sms, table.num_counters, arrival)
     return Lowered(program, cost, op_of, tasks)
 
 
-def _signal_keys(records: npt.NDArray[np.void]) -> list[bytes]:
-    """Waits and arrivals of every record, packed into a key."""
+def _signal_numbers(records: npt.NDArray[np.void]) -> list[int]:
+    """A number per record: those with the same one wait and arrive alike."""
     packed = np.ascontiguousarray(repack_fields(records[_SIGNALS]))
-    return packed.view(np.dtype((np.void, packed.dtype.itemsize))).tolist()
+    numbers: dict[bytes, int] = {}
+    return [numbers.setdefault(key, len(numbers)) for key in packed.view(np.dtype((np.void, packed.itemsize))).tolist()]
 
 
 class _Demand(NamedTuple):
@@ -90,7 +93,7 @@ class _Demand(NamedTuple):
     read_bytes: int
     start_cycles: float
     finds_experts: bool
-    signals: bytes
+    signals: int
 
 
 class _Translation:
@@ -100,7 +103,7 @@ class _Translation:
         rows, work = len(state.positions), chip.work
         self._records = step.table.records
         self._ops = step.graph.ops
-        self._known: dict[_Demand, Record] = {}
+        self._known: dict[tuple[int, int, int, float, bool, int], Record] = {}
         self._rows_of = [_staged_rows(idx, op) for idx, op in enumerate(self._ops)]
         self._routed_layer = [op.layer if _is_routed(step.model, op) else -1 for op in self._ops]
         self._start = [work.start_cycles(op.kind, rows) * _times(op) for op in self._ops]
@@ -116,7 +119,7 @@ class _Translation:
         self._multiply_ns = chip.cycles_ns(work.multiply * step.choices.ring.copy_bytes / KIB)  # a copy, by one warp
         self._attention = Attention(step, chip)
 
-    def sm(self, rows: Iterable[tuple[int, int, int, int, bytes]]) -> Iterator[Record]:
+    def sm(self, rows: Iterable[tuple[int, int, int, int, int]]) -> Iterator[Record]:
         """Records of one SM, from number, operator, bytes and signals of each."""
         staged: Hashable = None
         normed: Hashable = None
@@ -140,10 +143,10 @@ class _Translation:
             finds_experts = layer >= 0 and layer != topk_layer
             if finds_experts:
                 topk_layer = layer
-            demand = _Demand(op_idx, load_bytes, read_bytes, cycles, finds_experts, signals)
+            demand = op_idx, load_bytes, read_bytes, cycles, finds_experts, signals
             record = self._known.get(demand)
             if record is None:
-                record = self._known[demand] = self._record(self._records[idx], demand)
+                record = self._known[demand] = self._record(self._records[idx], _Demand(*demand))
             yield record
 
     def _uses_ns(self, op: Op, load_bytes: int) -> tuple[float, float]:

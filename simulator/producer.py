@@ -164,22 +164,25 @@ class Producer:
         newest_ns = self._newest_ns
         if self._newest_issue_ns > now_ns:
             newest_ns -= self._newest_issue_ns - now_ns
-        return max(self._landed_ns, newest_ns)
+        landed_ns = self._landed_ns
+        return landed_ns if landed_ns > newest_ns else newest_ns
 
     def _begin_load(self) -> None:
-        while self.load < len(self._records):
-            if self._drains and self._sink.run < self.load:
+        records = self._records
+        while (load := self.load) < len(records):
+            if self._drains and self._sink.run < load:
                 self.awaits_end = True
                 return
-            record = self._records[self.load]
+            record = records[load]
+            waits = record.load_waits
             # As for the consumers: all counters of a record are polled at once.
-            for wait in record.load_waits:
+            for wait in waits:
                 if not self._counters.is_met(wait.counter, wait.need):
                     self._has_polled = True
                     self._load_since_ns = self._env.now_ns
                     self._counters.when_met(wait.counter, wait.need, self._load_wait_over)
                     return
-            if record.load_waits and not self._has_polled:
+            if waits and not self._has_polled:
                 self._has_polled = True
                 self._counters.poll(max(self._env.now_ns, self._batch_last_ns), self._begin_load)
                 return
@@ -203,14 +206,15 @@ class Producer:
         now_ns = self._env.now_ns
         load = self.load
         record = self._records[load]
-        self._left_bytes = record.load_bytes
-        self._times.load_start_ns[load] = now_ns
-        self._times.landed_ns[load] = now_ns
-        has_copies = self._left_bytes > 0
-        if has_copies:
+        times = self._times
+        times.load_start_ns[load] = times.landed_ns[load] = now_ns
+        load_bytes = record.load_bytes
+        if load_bytes:
             ahead = record.ahead_bytes
-            if ahead is not None and ahead < record.load_bytes:
-                self._left_bytes, self._held_bytes = ahead, record.load_bytes - ahead
+            if ahead is None or ahead >= load_bytes:
+                self._left_bytes = load_bytes
+            else:
+                self._left_bytes, self._held_bytes = ahead, load_bytes - ahead
             if self._left_bytes:
                 self._plan_issue(now_ns)
             else:
@@ -219,7 +223,7 @@ class Producer:
             self.load = load + 1
             self._has_polled = False
         self._sink.open_record(load)
-        return has_copies
+        return load_bytes > 0
 
     def _plan_issue(self, now_ns: float) -> None:
         """Arm the timer for the next batch, unless the ring is full."""
@@ -300,7 +304,13 @@ class Producer:
                 served_step_ns = (at_ns - since_ns) / num
                 if served_step_ns < step_ns:
                     step_ns = served_step_ns if served_step_ns > 0.0 else 0.0
-                self._ring.cap_free_ns.extend(spread(at_ns + straggle_ns, step_ns, num))
+                landed_ns = at_ns + straggle_ns
+                if num == 4:  # nearly always
+                    third_ns = landed_ns - step_ns
+                    second_ns = third_ns - step_ns
+                    self._ring.cap_free_ns += (second_ns - step_ns, second_ns, third_ns, landed_ns)
+                else:
+                    self._ring.cap_free_ns += spread(landed_ns, step_ns, num)
         self._port_free_ns = at_ns
         newest_ns = self._newest_ns
         if newest_ns > self._landed_ns:
