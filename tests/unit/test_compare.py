@@ -14,6 +14,7 @@ from support.predicting import short_step
 from megakernel.arrival import DEFAULT_ARRIVAL
 from megakernel.config import ConfigError, pretty_json
 from megakernel.timeline import Timeline
+from megakernel.work import WorkCosts
 from megakernel.workload import Workload
 from simulator.cli import main
 from simulator.compare import both_in_perfetto, compare
@@ -37,7 +38,8 @@ def simulated(chip=None, name="hand", layers=LAYERS, arrival="release"):
 
 @pytest.fixture(scope="module")
 def run():
-    return simulated()
+    """A step whose path has every kind of link: where tasks compute for long, no full ring holds anything up."""
+    return simulated(north.chip().model_copy(update={"work": WorkCosts()}))
 
 
 @pytest.fixture(scope="module")
