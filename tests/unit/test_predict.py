@@ -9,6 +9,7 @@ from megakernel.config import ConfigError, canonical_json
 from megakernel.hardware import load_hardware
 from megakernel.tiling import Ring
 from megakernel.workload import Bucket, Routing, Workload
+from runtime.gpu.specialize import KernelOptions
 from simulator.breakdown import HandOff, KindTime, blend, break_down
 from simulator.few_layers import runs, truncated
 from simulator.predict import predict, predict_few_layers
@@ -58,6 +59,16 @@ def test_a_chips_file_may_bring_its_own_work_with_its_source(tmp_path):
     mine = load_hardware(tmp_path / "mine.toml")
     assert mine.work == north.chip().work.model_copy(update={"router": 250.0})
     assert seconds(short_step(), mine) < seconds(short_step())
+
+
+def test_a_prediction_prices_what_the_kernel_does_unless_it_is_told_otherwise():
+    step = short_step()
+    priced = {
+        arrival: predict(step, north.chip(), ONE_ROW, arrival=arrival).total_ns
+        for arrival in ("release", "read_back", "relaxed")
+    }
+    assert seconds(step) == priced[KernelOptions().arrival]
+    assert priced["relaxed"] < priced["read_back"] < priced["release"]
 
 
 def test_longer_contexts_take_longer():
