@@ -71,10 +71,13 @@ def load_problem(given: str, overrides: Iterable[str] = ()) -> Problem:
     chip = load_hardware(beside(config.chip))
     hand_path, reference_path = beside(config.baselines.hand), beside(config.baselines.reference)
     hand, reference = load_toml(hand_path, Choices), load_toml(reference_path, Choices)
-    problem = Problem(given, config, model, chip, baselines(hand, reference))
+    others = tuple(map(beside, config.baselines.also))
+    also = tuple(Baseline(path.stem.replace("-", " "), load_toml(path, Choices)) for path in others)
+    problem = Problem(given, config, model, chip, (*baselines(hand, reference), *also))
+    sources = (hand_path, reference_path, reference_path, *others)
     for bucket in config.buckets:
         racing = problem.racing(bucket)
-        for source, baseline in zip((hand_path, reference_path, reference_path), racing, strict=True):
+        for source, baseline in zip(sources, racing, strict=True):
             _check(f"{source}: the {baseline.name}", model, bucket, baseline.choices, chip)
         short = limits.check_memory(lower(model, bucket, racing[0].choices), chip)
         if short:

@@ -15,10 +15,14 @@ from megakernel.workload import Bucket, Routing
 
 
 class Baselines(Frozen):
-    """Files of choices that race in every search, so that its result is never worse than any of them."""
+    """Files of choices that race in every search, so that its result is never worse than any of them.
+
+    `also` names others, the best that a card has seen so far, say; they are called by their files' names.
+    """
 
     hand: str
     reference: str
+    also: tuple[str, ...] = ()
 
 
 class Budget(Frozen):

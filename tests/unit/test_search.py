@@ -1,5 +1,6 @@
 """A whole search against an evaluator with known answers: what it promises, and what it keeps when things go wrong."""
 
+import json
 import re
 
 import pytest
@@ -7,6 +8,7 @@ from support import small
 from support.searching import BUCKET, FakeEvaluator, priced, problem
 
 from megakernel import limits
+from megakernel.assets import asset
 from megakernel.config import ConfigError, canonical_json
 from megakernel.plan import lowering_digest
 from megakernel.workload import Bucket
@@ -54,6 +56,15 @@ def test_baselines_race_in_every_bucket_with_rings_that_fit(rows, stages):
         assert limits.reasons(asked.model, bucket, racing.choices, asked.chip) == []
         ring = given.choices.ring.model_copy(update={"stages": stages})
         assert racing.choices == given.choices.model_copy(update={"ring": ring}), "nothing else changes"
+
+
+def test_plans_that_a_search_names_beside_hand_and_reference_race_too(tmp_path):
+    (tmp_path / "a-good-one.toml").write_text(asset("configs/choices/attention-first.toml").read_text(encoding="utf-8"))
+    also = json.dumps([str(tmp_path / "a-good-one.toml")])
+    asked = load_problem("configs/search/north-mini-code-h200.toml", [f"baselines.also={also}"])
+    assert [each.name for each in asked.baselines] == [HAND, REFERENCE, REFERENCE_ORDER, "a good one"]
+    with pytest.raises(ConfigError, match=r"nowhere\.toml"):
+        load_problem("configs/search/north-mini-code-h200.toml", ['baselines.also=["nowhere.toml"]'])
 
 
 def test_a_candidate_that_only_looks_good_after_few_layers_does_not_win():
