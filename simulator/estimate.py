@@ -47,7 +47,7 @@ def shorten(model: ModelSpec, bucket: Bucket, choices: Choices, chip: HardwareSp
     needed = irregular_layers(model, repeat_period(model)) + STRETCHES * stretch
     left_out = max(model.num_layers - needed, 0) // stretch
     few = truncated(model, model.num_layers - left_out * stretch)
-    whole = choices.cut.head
+    whole = min(choices.cut.head, model.vocab_size // UNIT_ROWS)  # a task has a unit at least
     tasks = whole - chip.num_sms * max(whole // chip.num_sms - HEAD_WAVES, 0)
     if tasks < whole:
         few = few.model_copy(update={"vocab_size": model.vocab_size // UNIT_ROWS * tasks // whole * UNIT_ROWS})

@@ -77,7 +77,9 @@ def load_problem(given: str, overrides: Iterable[str] = ()) -> Problem:
     sources = (hand_path, reference_path, reference_path, *others)
     for bucket in config.buckets:
         racing = problem.racing(bucket)
-        for source, baseline in zip(sources, racing, strict=True):
+        for source, written, baseline in zip(sources, problem.baselines, racing, strict=True):
+            # As it is given it must do for one row: more rows are all that shortens a ring.
+            _check(f"{source}: the {written.name}", model, bucket.model_copy(update={"rows": 1}), written.choices, chip)
             _check(f"{source}: the {baseline.name}", model, bucket, baseline.choices, chip)
         short = limits.check_memory(lower(model, bucket, racing[0].choices), chip)
         if short:
