@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 from support.decoding import prompts
-from support.layerwise import Layers, compare_layers, first_layers, judge, stream_names, unpacked
+from support.layerwise import (
+    Chained,
+    Layers,
+    compare_layers,
+    first_layers,
+    judge,
+    judge_logits,
+    stream_names,
+    unpacked,
+)
 from support.tiny_models import WINDOW, built, cohere2_moe, qwen3_moe, spec_of
 
 from runtime.reference import Interpreter, Memory
@@ -24,6 +33,7 @@ class Interpreted:
     """The interpreter as a machine that runs the first layers of a step."""
 
     def __init__(self, step, weights) -> None:
+        """Nothing runs yet."""
         self.step, self.weights = step, weights
         self.memory = Memory(step, torch.bfloat16)
 
@@ -81,22 +91,15 @@ def test_unpacked_layers_are_those_that_were_packed(family, splits):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_truth_is_transformers_own(family):
     """Layers chained over their own K and V, from a prompt's first token on, have the whole model's logits."""
-    model, _, weights = opened(family)
+    model, step, weights = opened(family)
     whole = family(dtype=torch.float32)
     whole.load_state_dict({name: value.float() for name, value in model.state_dict().items()})
-    layers = Layers(model.config.to_dict(), weights, torch.float32, 1)
+    chained = Chained(Layers(model.config.to_dict(), weights, torch.float32, 1), Interpreted(step, weights), {0: 0})
     text = prompts([WINDOW + 5])[0]
-    spec = spec_of(model)
-    past = [torch.zeros(2, spec.num_kv_heads, 0, spec.head_dim) for _ in spec.layers]
-    for position, token in enumerate(text):
-        x = layers.embed([token])[0]
-        for idx, layer in enumerate(spec.layers):
-            seen = past[idx] if layer.window_tokens is None else past[idx][:, :, -(layer.window_tokens - 1) :]
-            x, kv, _ = layers.run(idx, x, seen, position)
-            past[idx] = torch.cat([past[idx], kv[:, :, None]], dim=2)
+    found = [chained.logits({0: token}) for token in text][-1]
     with torch.no_grad():
         expected = whole(torch.tensor([text])).logits[0, -1]
-    assert torch.allclose(layers.logits(x[None])[0], expected, rtol=1e-4, atol=1e-4)
+    assert torch.allclose(found[0], expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -105,12 +108,24 @@ def test_the_interpreted_table_passes_and_a_wrong_layer_does_not(family):
     machine = Interpreted(step, weights)
     positions = at_the_last_token(machine)
     truth, rough = (Layers(model.config.to_dict(), weights, dtype, 1) for dtype in (torch.float32, torch.bfloat16))
-    found, last = compare_layers(machine, truth, rough, positions)
+    found, _ = compare_layers(machine, truth, rough, positions)
     judge(found, TINY)
     assert len(found) == len(positions) * step.model.num_layers
-    logits = truth.logits(last)
-    machine.step_once()
-    assert torch.allclose(machine.memory.scratch("logits"), logits, rtol=0.05, atol=0.05 * float(logits.abs().max()))
+
+    chains = [Chained(layers, machine, positions) for layers in (rough, truth)]
+    parts: list[list[torch.Tensor]] = [[], [], []]
+    for _ in range(4):
+        tokens = {row: machine.memory.tokens[row] for row in positions}
+        machine.step_once()
+        parts[0].append(machine.memory.scratch("logits").clone())
+        for part, chain in zip(parts[1:], chains, strict=True):
+            part.append(chain.logits(tokens))
+    logits = [torch.cat(part) for part in parts]
+    judge_logits(*logits, TINY)
+    with pytest.raises(AssertionError, match="12 of the others differ"):
+        judge_logits(logits[2].flip(-1), logits[2] + 1e-3, logits[2], 1e9)
+    with pytest.raises(AssertionError, match="12 beyond"):
+        judge_logits(logits[0] * 2, *logits[1:], TINY)
 
     broken = list(weights.layers)
     broken[1] = replace(broken[1], output=broken[1].output * 1.1)

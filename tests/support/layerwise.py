@@ -1,8 +1,9 @@
 """A machine's layers, one by one, against transformers' own layer modules at any geometry: weights of one at a time.
 
 What a layer was given - the residual stream and the KV of earlier tokens - is read from the machine and given to
-transformers' module, in float32 (the truth) and in bfloat16 (whose distance from it is the noise floor). So no error of one
-layer is another's excuse, and a model of any size needs the room of one unpacked layer.
+transformers' module, in float32 (the truth) and in bfloat16 (whose distance from it is the noise floor). So no error of
+one layer is another's excuse, and a model of any size needs the room of one unpacked layer. `Chained` goes through all
+of them on its own, for whole steps.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
 
 from megakernel.build import BuiltStep
 from megakernel.counters import NONE
+from megakernel.kinds import TaskKind
 from megakernel.model import ModelSpec, RoutedMlp
 from megakernel.table import TaskTable
 from runtime.weights import LayerWeights, Weights, unit_rows
@@ -60,8 +62,7 @@ class Machine(Protocol):
 def first_layers(step: BuiltStep, layers: int) -> TaskTable:
     """The step's table without what comes after `layers` layers: nothing that is left waits for that."""
     table = step.table
-    kept = (table.records["layer"] < layers) | (table.records["kind"] == table.records["kind"][0])
-    assert step.graph.ops[0].name == "embed"
+    kept = (table.records["layer"] < layers) | (table.records["kind"] == TaskKind.EMBED)
     sm = np.repeat(np.arange(table.num_sms), np.diff(table.offsets.astype(np.int64)))
     lengths = np.bincount(sm[kept], minlength=table.num_sms)
     header = table.header.copy()
@@ -114,7 +115,7 @@ class Layers:
 
     @torch.no_grad()
     def run(self, idx: int, x: Tensor, past: Tensor, position: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """One row [hidden] through layer `idx` at `position`, after the attended `past` [2, KV heads, tokens, head_dim].
+        """One row [hidden] through layer `idx` at `position`; it attends to `past` [2, KV heads, tokens, head_dim].
 
         Returns what it leaves, its key and value [2, KV heads, head_dim], and its router's logits in float32.
         """
@@ -204,7 +205,7 @@ class Found:
 def compare_layers(
     machine: Machine, truth: Layers, rough: Layers, positions: Mapping[int, int]
 ) -> tuple[list[Found], Tensor]:
-    """Every layer and row of the machine's step against `truth`, by the distance of `rough` from it; the last stream."""
+    """Every layer and row of the machine's step against `truth`, by the distance of `rough`; and the last stream."""
     model = machine.step.model
     before = machine.run_first(0)
     found: list[Found] = []
@@ -212,7 +213,7 @@ def compare_layers(
         after = machine.run_first(layer + 1)
         own_router = machine.router() if isinstance(model.layers[layer].mlp, RoutedMlp) else None
         for row, position in positions.items():
-            past = attended(machine, model, layer, row, position)
+            past = machine.kv(layer, row, first_attended(model, layer, position), position)
             exact, kv, router = truth.run(layer, before[row], past, position)
             noisy, noisy_kv, noisy_router = rough.run(layer, before[row], past, position)
             own_kv = machine.kv(layer, row, position, position + 1)[:, :, 0]
@@ -229,11 +230,10 @@ def compare_layers(
     return found, before
 
 
-def attended(machine: Machine, model: ModelSpec, layer: int, row: int, position: int) -> Tensor:
-    """K and V of the earlier tokens that `position` attends to."""
+def first_attended(model: ModelSpec, layer: int, position: int) -> int:
+    """First position that `position` attends to."""
     window = model.layers[layer].window_tokens
-    begin = 0 if window is None else max(0, position + 1 - window)
-    return machine.kv(layer, row, begin, position)
+    return 0 if window is None else max(0, position + 1 - window)
 
 
 def ratio(found: Tensor, rough: Tensor, exact: Tensor) -> float:
@@ -274,4 +274,52 @@ def judge(found: list[Found], allowed: float = ALLOWED) -> str:
         assert each.kv <= allowed, (summary, each)
         assert each.router <= allowed, (summary, each)
         assert each.stream <= allowed or (each.rerouted and each.gap < NEAR_TIE), (summary, each)
+    return summary
+
+
+class Chained:
+    """Whole steps of transformers' layers on their own, from a machine's earlier KV on."""
+
+    def __init__(self, layers: Layers, machine: Machine, begins: Mapping[int, int]) -> None:
+        """Rows go on at position `begins[row]`; what the machine holds before that is theirs too."""
+        self.layers, self.machine, self.begins = layers, machine, begins
+        self.position = dict(begins)
+        self.own: dict[tuple[int, int], list[Tensor]] = {}
+
+    def logits(self, tokens: Mapping[int, int]) -> Tensor:
+        """Logits [rows, vocabulary], in the order of `tokens`, after every row's token."""
+        model = self.machine.step.model
+        stream = dict(zip(tokens, self.layers.embed(list(tokens.values())), strict=True))
+        for layer in range(model.num_layers):
+            for row in tokens:
+                first, end = first_attended(model, layer, self.position[row]), self.begins[row]
+                own = self.own.setdefault((layer, row), [])
+                past = self.machine.kv(layer, row, min(first, end), end).to(self.layers.dtype)
+                past = torch.cat([past, *own], dim=2)[:, :, max(first - end, 0) :]
+                stream[row], kv, _ = self.layers.run(layer, stream[row], past, self.position[row])
+                own.append(kv[:, :, None])
+        for row in tokens:
+            self.position[row] += 1
+        return self.layers.logits(torch.stack(list(stream.values())))
+
+
+def judge_logits(found: Tensor, rough: Tensor, exact: Tensor, allowed: float = ALLOWED) -> str:
+    """A summary of whole steps' logits [rows, vocabulary].
+
+    AssertionError where too many rows are beyond the noise floor, as a row is for which some router's near-tie fell the
+    other way, or where the choice of one of the others differs and was no near-tie.
+    """
+    floor, error = ((part.to(exact.device) - exact).double().pow(2).mean(-1).sqrt() for part in (rough, found))
+    ratios = error / floor
+    is_apart = ratios > allowed
+    best = exact.double().topk(2).values
+    is_tie = best[:, 0] - best[:, 1] < NEAR_TIE * floor
+    differs = (found.to(exact.device).argmax(-1) != exact.argmax(-1)) & ~is_tie & ~is_apart
+    summary = (
+        f"{len(found)} choices: logits {float(ratios.median()):.2f} of the noise floor, {int(is_apart.sum())} beyond "
+        f"{allowed}; {int((is_tie & ~is_apart).sum())} near-ties, {int(differs.sum())} of the others differ"
+    )
+    assert is_apart.sum() <= 0.25 * len(found), summary
+    assert not differs.any(), summary
+    assert (~is_tie & ~is_apart).any(), f"nothing was compared: {summary}"
     return summary
