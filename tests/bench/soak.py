@@ -1,9 +1,10 @@
 """A long chain of North's geometry on a card: rows join and leave, the step's number and the counters wrap.
 
-    python tests/bench/soak.py RECORD.json [STEPS [ROWS]]
+    python tests/bench/soak.py RECORD.json [STEPS [SECONDS]]
 
 Drawn weights. Every row's tokens are compared with those that it has alone; a difference, a step that hangs or a logit
-that is no number ends the script. The record says how many steps, how many rows were compared, and how full steps were.
+that is no number ends the script. The record says how many steps there were, at most SECONDS long, how many rows were
+compared, and how full steps were.
 """
 
 # ruff: noqa: T201 - a script reports on stdout
@@ -25,16 +26,17 @@ from support.soak import Soak
 from runtime.gpu.compile import csrc_fingerprint
 
 BEFORE_WRAP = 300
-MOST_SECONDS = 550.0
+ROWS = 8
+MOST_TOKENS = 256
 
 
-def main(out: str, steps: int, rows: int) -> None:
+def main(out: str, steps: int, most_seconds: float) -> None:
     """Run and write; an AssertionError says which row differed."""
-    decoder = drawn(best_step(north.model(), rows, 4096), arrival="read_back")
+    decoder = drawn(best_step(north.model(), ROWS, MOST_TOKENS), arrival="read_back")
     decoder.next_step = 2**32 - BEFORE_WRAP
     soak = Soak(decoder, longest=100)
     begin = time.monotonic()
-    made = soak.run(steps, seconds=MOST_SECONDS)
+    made = soak.run(steps, seconds=most_seconds)
     seconds = time.monotonic() - begin
     assert torch.isfinite(decoder.scratch("logits")).all()
     record = {
@@ -53,4 +55,4 @@ def main(out: str, steps: int, rows: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int((sys.argv[2:] or ["20000"])[0]), int((sys.argv[3:] or ["8"])[0]))
+    main(sys.argv[1], int((sys.argv[2:] or ["20000"])[0]), float((sys.argv[3:] or ["550"])[0]))

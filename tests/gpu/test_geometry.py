@@ -6,6 +6,7 @@ import gc
 import json
 import random
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -38,6 +39,7 @@ class OnCard:
     def __init__(self, decoder) -> None:
         """Whoever sits in the decoder's rows stays there."""
         self.decoder, self.step = decoder, decoder.step
+        self._pages = cache(decoder._row_pages)
 
     def run_first(self, layers: int) -> torch.Tensor:
         from runtime.gpu.launch import LoadedTable
@@ -54,7 +56,7 @@ class OnCard:
         return self.decoder.buffers.scratch("router", torch.float32).clone()
 
     def kv(self, layer: int, row: int, begin: int, end: int) -> torch.Tensor:
-        return read(self.decoder.pool(layer), self.decoder._row_pages(layer, row), begin, end)
+        return read(self.decoder.pool(layer), self._pages(layer, row), begin, end)
 
 
 @pytest.fixture(scope="module", params=GEOMETRIES)

@@ -19,6 +19,8 @@ from support.layerwise import (
 )
 from support.tiny_models import WINDOW, built, cohere2_moe, qwen3_moe, spec_of
 
+from megakernel.counters import NONE
+from megakernel.table import read_waits
 from runtime.reference import Interpreter, Memory
 from runtime.weights import pack_weights
 
@@ -86,6 +88,19 @@ def test_unpacked_layers_are_those_that_were_packed(family, splits):
         found = unpacked(weights.layers[idx], splits)
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nothing_of_the_first_layers_waits_for_what_is_left_out(family):
+    """Counters stand at zero before the one step, and no wait may ask for more than comes."""
+    _, step, _ = opened(family)
+    for layers in range(step.model.num_layers + 1):
+        table = first_layers(step, layers)
+        for record in table.records:
+            for wait in (*read_waits(record, "load"), *read_waits(record, "run")):
+                assert wait.lag == 0
+                assert wait.need <= table.totals[wait.counter]
+        assert {*table.records["layer"].tolist()} == {NONE, *range(layers)}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -60,7 +60,7 @@ class Machine(Protocol):
 
 
 def first_layers(step: BuiltStep, layers: int) -> TaskTable:
-    """The step's table without what comes after `layers` layers: nothing that is left waits for that."""
+    """The step's table without what comes after `layers` layers, for one step: nothing that is left waits for that."""
     table = step.table
     kept = (table.records["layer"] < layers) | (table.records["kind"] == TaskKind.EMBED)
     sm = np.repeat(np.arange(table.num_sms), np.diff(table.offsets.astype(np.int64)))
@@ -68,10 +68,22 @@ def first_layers(step: BuiltStep, layers: int) -> TaskTable:
     header = table.header.copy()
     header["num_records"] = kept.sum()
     records = table.records[kept]
+    for name in ("load", "run"):
+        _drop_earlier_waits(records[f"{name}_waits"], records[f"num_{name}_waits"])
     totals = np.zeros_like(table.totals)
     for name in ("arrive", "early"):
         totals += np.bincount(records[name][records[name] != NONE], minlength=len(totals)).astype("<u4")
     return TaskTable(header, np.concatenate([[0], np.cumsum(lengths)]).astype("<u4"), totals, records)
+
+
+def _drop_earlier_waits(waits: np.ndarray, counts: np.ndarray) -> None:
+    """Leave out waits for the step before: their counters may stand for tasks that are left out."""
+    is_there = np.arange(waits.shape[1]) < counts[:, None]
+    for at in np.flatnonzero((is_there & (waits["lag"] > 0)).any(axis=1)):
+        own = waits[at, : counts[at]]
+        own = own[own["lag"] == 0].copy()
+        waits[at, : len(own)] = own
+        counts[at] = len(own)
 
 
 def stream_names(step: BuiltStep, layers: int) -> tuple[str, ...]:
@@ -89,7 +101,7 @@ class Layers:
         fields = {key: value for key, value in config.items() if key != "model_type"}
         self.config = AutoConfig.for_model(config["model_type"], **fields)
         self.config._attn_implementation = "eager"
-        self.config._experts_implementation = "eager"
+        self.config._experts_implementation = "batched_mm"  # without a trip to the host for every expert
         self.weights, self.dtype, self.splits = weights, dtype, splits
         self.device = weights.embedding.device
         self._layer, rotary, self._norm = FAMILIES[config["model_type"]]

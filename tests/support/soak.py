@@ -70,7 +70,7 @@ class Soak:
             kind, count = self.asked[made.ticket]
             assert tokens == self.expected[kind][:count], (made, kind)
             self.checked += 1
-        if self.rng.random() < (0.8 if made.ended else 0.002):
+        if self.rng.random() < (0.7 if made.ended else 0.002):
             self.join(made.row)  # whoever sits there leaves
         if self.rng.random() < 0.002:
             self.join(self.rng.randrange(self.rows))

@@ -20,6 +20,8 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 from megakernel.model import LayerSpec, ModelSpec, Rope, RoutedMlp
 
 Experts = Literal["grouped", "gathered"]
+Times = Callable[[Tensor, Tensor], Tensor]
+"""A product [rows, outputs] of activations and a matrix."""
 
 
 class Matrices(NamedTuple):
@@ -40,6 +42,8 @@ class Matrices(NamedTuple):
 class Kind:
     """What layers of a kind have in common, in plain numbers that the compiler takes as constants."""
 
+    position: int
+    begin: int
     heads: tuple[int, int, int]
     head_dim: int
     eps: float
@@ -49,14 +53,16 @@ class Kind:
     score: str
     renormalise: bool
     experts: str
-    times: Callable[[Tensor, Tensor], Tensor]
+    times: Times
 
     @staticmethod
-    def of(model: ModelSpec, spec: LayerSpec, experts: Experts, times: Callable[[Tensor, Tensor], Tensor]) -> Kind:
-        """Of a layer; a dense one has `top_k` 0."""
+    def of(model: ModelSpec, spec: LayerSpec, position: int, experts: Experts, times: Times) -> Kind:
+        """Of a layer at a position; a dense one has `top_k` 0."""
         mlp = spec.mlp
         routed = mlp if isinstance(mlp, RoutedMlp) else None
         return Kind(
+            position=position,
+            begin=max(0, position + 1 - (spec.window_tokens or position + 1)),
             heads=(model.num_heads, model.num_kv_heads, model.num_kv_heads),
             head_dim=model.head_dim,
             eps=model.norm_eps,
@@ -101,7 +107,9 @@ class TorchStep:
         def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
             return torch.compile(function, dynamic=False, fullgraph=True, backend=compiled) if compiled else function
 
-        self._layers = {spec: wrap(partial(_layer, Kind.of(model, spec, experts, times))) for spec in model.layers}
+        self._layers = {
+            spec: wrap(partial(_layer, Kind.of(model, spec, position, experts, times))) for spec in model.layers
+        }
         self._ends = wrap(partial(_ends, model.norm_eps, model.logit_scale, times))
 
     @torch.no_grad()
@@ -109,18 +117,13 @@ class TorchStep:
         """One step from `tokens`, which become the next ones; logits [rows, vocabulary]."""
         x = self.embedding[self.tokens]
         for spec, weights, kv in zip(self.model.layers, self.layers, self.kv, strict=True):
-            begin = max(0, self.position + 1 - (spec.window_tokens or self.position + 1))
-            seen, now = kv[:, :, :, begin : self.position + 1], kv[:, :, :, self.position]
-            angles = self.angles[spec.rope] if spec.rope else None
-            x = self._layers[spec](weights, x, seen, now, angles)
+            x = self._layers[spec](weights, x, kv, self.angles[spec.rope] if spec.rope else None)
         logits, chosen = self._ends(x, self.final_norm, self.head)
         self.tokens.copy_(chosen)
         return logits
 
 
-def _layer(
-    kind: Kind, weights: Matrices, x: Tensor, seen: Tensor, now: Tensor, angles: tuple[Tensor, Tensor] | None
-) -> Tensor:
+def _layer(kind: Kind, weights: Matrices, x: Tensor, kv: Tensor, angles: tuple[Tensor, Tensor] | None) -> Tensor:
     normed = rms_norm(x, x.shape[-1:], weights.input_norm, kind.eps)
     q, k, v = kind.times(normed, weights.qkv).unflatten(-1, (-1, kind.head_dim)).split(kind.heads, dim=1)
     if weights.q_norm is not None and weights.k_norm is not None:
@@ -128,7 +131,8 @@ def _layer(
         k = rms_norm(k, k.shape[-1:], weights.k_norm, kind.eps)
     if angles is not None and kind.pairing is not None:
         q, k = _turn(q, angles, kind.pairing), _turn(k, angles, kind.pairing)
-    now.copy_(torch.stack([k, v]))
+    kv[:, :, :, kind.position] = torch.stack([k, v])
+    seen = kv[:, :, :, kind.begin : kind.position + 1]
     attended = scaled_dot_product_attention(q[:, :, None], seen[0], seen[1], enable_gqa=True)
     after = x + kind.times(attended.flatten(1), weights.output)
     if kind.sequential:
@@ -167,9 +171,7 @@ def _grouped(x: Tensor, weights: Matrices, chosen: Tensor) -> Tensor:
     return torch.zeros_like(out).index_copy(0, order, out).unflatten(0, (-1, top_k))
 
 
-def _ends(
-    eps: float, scale: float, times: Callable[[Tensor, Tensor], Tensor], x: Tensor, norm: Tensor, head: Tensor
-) -> tuple[Tensor, Tensor]:
+def _ends(eps: float, scale: float, times: Times, x: Tensor, norm: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
     logits = times(rms_norm(x, x.shape[-1:], norm, eps), head) * scale
     return logits, logits.argmax(-1)
 
