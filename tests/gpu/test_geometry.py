@@ -108,13 +108,6 @@ def test_every_layer_of_eight_rows_is_as_near_the_truth_as_transformers_in_bfloa
     print("\n" + judge(found))  # noqa: T201 - the figures belong into the log
 
 
-def test_every_layer_of_long_contexts_is_as_near_the_truth_as_transformers_in_bfloat16(card):
-    machine = OnCard(card.alone)
-    for position in card.positions[0]:
-        found, _ = compare_layers(machine, card.truth, card.rough, seat(card.alone, [position]))
-        print(f"\n{position}: {judge(found)}")  # noqa: T201
-
-
 def test_whole_steps_choose_the_tokens_of_transformers(card):
     """Teacher-forced; the random weights' logits have no peaks, so near-ties are many, and counted."""
     decoder = card.eight
@@ -130,3 +123,10 @@ def test_whole_steps_choose_the_tokens_of_transformers(card):
         tokens = dict(enumerate(made))
     logits = [torch.cat(part) for part in parts]
     print("\n" + judge_logits(logits[0].cuda(), *logits[1:]))  # noqa: T201
+
+
+def test_every_layer_of_long_contexts_is_as_near_the_truth_as_transformers_in_bfloat16(card):
+    machine = OnCard(card.alone)
+    for position in card.positions[0]:
+        found, _ = compare_layers(machine, card.truth, card.rough, seat(card.alone, [position]))
+        print(f"\n{position}: {judge(found)}")  # noqa: T201

@@ -148,6 +148,7 @@ class Layers:
         types = getattr(self.config, "layer_types", None)
         key = (self.weights.layers[idx].router is None, types[idx] if types else None, idx == 0)
         if key not in self._modules:
+            self._modules.clear()  # a layer of experts takes gigabytes
             with torch.device("meta"):
                 module = self._layer(self.config, idx)
             module = module.to(self.dtype).to_empty(device=self.device).eval()
