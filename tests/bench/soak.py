@@ -25,7 +25,8 @@ from support.soak import Soak
 
 from runtime.gpu.compile import csrc_fingerprint
 
-BEFORE_WRAP = 300
+BEFORE_WRAP = 2_000
+"""Steps; the rows that run alone first take some of them."""
 ROWS = 8
 MOST_TOKENS = 256
 
@@ -35,6 +36,7 @@ def main(out: str, steps: int, most_seconds: float) -> None:
     decoder = drawn(best_step(north.model(), ROWS, MOST_TOKENS), arrival="read_back")
     decoder.next_step = 2**32 - BEFORE_WRAP
     soak = Soak(decoder, longest=100)
+    assert decoder.next_step > 2**31, "the chain itself has to cross the wrap"
     begin = time.monotonic()
     made = soak.run(steps, seconds=most_seconds)
     seconds = time.monotonic() - begin

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support.card import DEADLINE_MS, best_step, chip
-from support.layerwise import Chained, Layers, compare_layers, first_layers, judge, judge_logits, stream_names
+from support.layerwise import Chained, Layers, compare_layers, first_layers, judge, judge_logits, peaks, stream_names
 
 from megakernel.assets import asset
 from megakernel.families import read_model
@@ -31,6 +31,7 @@ GEOMETRIES = {
     "Qwen--Qwen3-30B-A3B": (40960, 5120, (8191, 40950), (0, 4094, 4095, 4096, 5100, 63, 127, 17)),
 }
 STEPS = 3
+PEAKS = 16
 
 
 class OnCard:
@@ -94,9 +95,9 @@ def card(request):
     torch.cuda.empty_cache()
 
 
-def seat(decoder, positions) -> dict[int, int]:
+def seat(decoder, positions, seed: int = 0) -> dict[int, int]:
     """Random tokens at these positions; their rows."""
-    rng = random.Random(len(positions))
+    rng = random.Random(seed)
     for row, position in enumerate(positions):
         decoder.join(row, rng.randrange(decoder.step.model.vocab_size), position)
     return dict(enumerate(positions))
@@ -108,8 +109,8 @@ def test_every_layer_of_eight_rows_is_as_near_the_truth_as_transformers_in_bfloa
     print("\n" + judge(found))  # noqa: T201 - the figures belong into the log
 
 
-def test_whole_steps_choose_the_tokens_of_transformers(card):
-    """Teacher-forced; the random weights' logits have no peaks, so near-ties are many, and counted."""
+def test_the_logits_of_whole_steps_are_as_near_the_truth_as_transformers_in_bfloat16(card):
+    """Teacher-forced. Random weights' best logits are near-ties, which are counted; see the test with peaks."""
     decoder = card.eight
     rows = seat(decoder, card.positions[1])
     tokens = dict(enumerate(decoder._tokens.tolist()))
@@ -117,12 +118,29 @@ def test_whole_steps_choose_the_tokens_of_transformers(card):
     parts: list[list[torch.Tensor]] = [[], [], []]
     for _ in range(STEPS):
         made = decoder.run()[0]
-        parts[0].append(decoder.scratch("logits"))
+        parts[0].append(decoder.scratch("logits").cuda())
         for part, chain in zip(parts[1:], chains, strict=True):
             part.append(chain.logits(tokens))
         tokens = dict(enumerate(made))
+    print("\n" + judge_logits(*(torch.cat(part) for part in parts)))  # noqa: T201
+
+
+def test_whole_steps_choose_the_tokens_of_transformers_where_logits_have_peaks(card):
+    decoder = card.eight
+    chosen = random.Random(5).sample(range(decoder.step.model.vocab_size), PEAKS)
+    parts: list[list[torch.Tensor]] = [[], [], []]
+    with peaks(card.truth.weights, chosen):
+        for turn in range(STEPS):
+            rows = seat(decoder, card.positions[1], seed=turn)
+            tokens = dict(enumerate(decoder._tokens.tolist()))
+            made = decoder.run()[0]
+            parts[0].append(decoder.scratch("logits").cuda())
+            assert made == parts[0][-1].argmax(-1).tolist()
+            for part, layers in zip(parts[1:], (card.rough, card.truth), strict=True):
+                part.append(Chained(layers, OnCard(decoder), rows).logits(tokens))
     logits = [torch.cat(part) for part in parts]
-    print("\n" + judge_logits(logits[0].cuda(), *logits[1:]))  # noqa: T201
+    assert {*logits[2].argmax(-1).tolist()} <= {*chosen}
+    print("\n" + judge_logits(*(part[:, chosen] for part in logits), least=2))  # noqa: T201
 
 
 def test_every_layer_of_long_contexts_is_as_near_the_truth_as_transformers_in_bfloat16(card):

@@ -14,6 +14,7 @@ from support.layerwise import (
     first_layers,
     judge,
     judge_logits,
+    peaks,
     stream_names,
     unpacked,
 )
@@ -136,14 +137,29 @@ def test_the_interpreted_table_passes_and_a_wrong_layer_does_not(family):
         for part, chain in zip(parts[1:], chains, strict=True):
             part.append(chain.logits(tokens))
     logits = [torch.cat(part) for part in parts]
-    judge_logits(*logits, TINY)
+    judge_logits(*logits, allowed=TINY, least=6)
     with pytest.raises(AssertionError, match="12 of the others differ"):
-        judge_logits(logits[2].flip(-1), logits[2] + 1e-3, logits[2], 1e9)
+        judge_logits(logits[2].flip(-1), logits[2] + 1e-3, logits[2], allowed=1e9)
     with pytest.raises(AssertionError, match="12 beyond"):
-        judge_logits(logits[0] * 2, *logits[1:], TINY)
+        judge_logits(logits[0] * 2, *logits[1:], allowed=TINY)
 
     broken = list(weights.layers)
     broken[1] = replace(broken[1], output=broken[1].output * 1.1)
     machine = Interpreted(step, replace(weights, layers=tuple(broken)))
     with pytest.raises(AssertionError, match="layer=1"):
         judge(compare_layers(machine, truth, rough, at_the_last_token(machine))[0], TINY)
+
+
+def test_peaks_are_chosen_and_leave_the_weights_as_they_were():
+    model, _, weights = opened(cohere2_moe)
+    layers, before = Layers(model.config.to_dict(), weights, torch.float32, 1), weights.head.clone()
+    stream = torch.randn(40, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    plain, tokens = layers.logits(stream), [3, 16, 17, 190, *range(32, 44)]
+    with peaks(weights, tokens):
+        peaked = layers.logits(stream)
+        assert torch.allclose(peaked[:, tokens], 64 * plain[:, tokens])
+        assert {*peaked.argmax(-1).tolist()} <= {*tokens}
+    assert torch.equal(weights.head, before)
+    assert torch.equal(layers.logits(stream), plain)
+    with pytest.raises(AssertionError, match="too few were compared"):
+        judge_logits(plain, plain + 100.0, plain, least=1)
