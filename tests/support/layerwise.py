@@ -348,11 +348,14 @@ def peaks(weights: Weights, tokens: list[int]) -> Iterator[None]:
 
     The best two of some hundred thousand random logits are near-ties, the best two of a few are not.
     """
-    for scale in (PEAK, 1.0 / PEAK):
-        for token in tokens:
-            weights.head[token // UNIT_ROWS, :, token % UNIT_ROWS] *= scale
-        if scale > 1.0:
-            yield
+    rows = [weights.head[token // UNIT_ROWS, :, token % UNIT_ROWS] for token in tokens]
+    for row in rows:
+        row *= PEAK
+    try:
+        yield
+    finally:
+        for row in rows:
+            row /= PEAK
 
 
 PEAK = 64.0
