@@ -350,12 +350,12 @@ def peaks(weights: Weights, tokens: list[int]) -> Iterator[None]:
     """
     rows = [weights.head[token // UNIT_ROWS, :, token % UNIT_ROWS] for token in tokens]
     for row in rows:
-        row *= PEAK
+        row.mul_(PEAK)
     try:
         yield
     finally:
         for row in rows:
-            row /= PEAK
+            row.div_(PEAK)
 
 
 PEAK = 64.0
