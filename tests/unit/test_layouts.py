@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
 import numpy as np
+import pytest
 import torch
 from support import north
 from support.tiny_models import cohere2_moe, spec_of
