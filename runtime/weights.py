@@ -1,10 +1,11 @@
 """Weights in the layout that tasks read: units of 16 rows, contiguous, in the order in which they are streamed.
 
 One copy, whoever reads it. A unit is tiles of 16 rows x 32 columns, each 1 KB. Inside a tile elements lie as the matrix
-instruction takes them: lane 4 g + t loads twice 16 bytes, four registers that are row g and row g + 8 in turn, of columns
-8 t to 8 t + 3, then of 8 t + 4 to 8 t + 7; no load meets another's bank, and no register is moved. A unit of the up weights
-pairs 8 gate rows with the 8 up rows that meet them, so that a product and its activation stay in one task; K splits of
-the projection are whole blocks of units. `units` and `unit_rows` are the only code that knows the layout.
+instruction takes them: lane 4 g + t loads twice 16 bytes, four registers that are row g and row g + 8 in turn, first of
+columns 8 t to 8 t + 3, then of 8 t + 4 to 8 t + 7; no load meets another's bank, and no register is moved. A unit of
+the up weights pairs 8 gate rows with the 8 up rows that meet them, so that a product and its activation stay in one
+task; K splits of the projection are whole blocks of units. `units` and `unit_rows` are the only code that knows the
+layout.
 """
 
 from __future__ import annotations
