@@ -1,6 +1,6 @@
 """A long chain of North's geometry on a card: rows join and leave, the step's number and the counters wrap.
 
-    python tests/bench/soak.py RECORD.json [STEPS [SECONDS]]
+    python tests/bench/decode_soak.py RECORD.json [STEPS [SECONDS]]
 
 Drawn weights. Every row's tokens are compared with those that it has alone; a difference, a step that hangs or a logit
 that is no number ends the script. The record says how many steps there were, at most SECONDS long, how many rows were
