@@ -23,8 +23,9 @@ class Load(Frozen):
     `multi_turn`: agents' conversations with tools over a shared system text; every turn but the first brings a tool's
     result, and sends all that was said again. `multi_turn_tool_s` is how long a tool takes.
 
-    Requests begin at `request_rate` a second, as a Poisson process does, and at once where it is infinite; at most
-    `max_concurrency` are under way. `vocab_size`: random ids are below it; what the server says without.
+    Prompts follow from `seed` and the run's name. Requests begin at `request_rate` a second, as a Poisson process does,
+    and at once where it is infinite; at most `max_concurrency` are under way. `vocab_size`: random ids are below it;
+    what the server says without.
     """
 
     label: str = Field(default="", max_length=128, pattern=r"^[\w.+-]*$")
@@ -68,7 +69,7 @@ class BenchConfig(Frozen):
     """
 
     base_url: str = Field(pattern=r"^https?://[^/\s]+(/\S*)?$")
-    runs: tuple[Load, ...] = Field(min_length=1)
+    runs: tuple[Load, ...]
     result_dir: str | None = None
     save_detailed: bool = False
     ready_check_timeout_sec: float = Field(default=0.0, ge=0)
@@ -76,6 +77,8 @@ class BenchConfig(Frozen):
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
         names = [run.name for run in self.runs]
+        if not names:
+            raise ValueError("there is no run; give one, [[runs]], or leave `runs` out")
         if len(set(names)) < len(names):
             raise ValueError(f"two runs are called {max(names, key=names.count)}; give each a label of its own")
         return self

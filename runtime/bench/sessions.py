@@ -1,7 +1,8 @@
 """The sessions of a run: what each asks, and what it asks next when it has been answered.
 
-Owns prompts. All of them follow from the seed, so that two servers, or one server twice, get the same ones; only what a
-conversation repeats of the server's own words differs.
+Owns prompts. All of them follow from the seed and the run's name: two servers, or one server twice, get the same ones,
+and two runs of a file find none of each other's in a cache. Only what a conversation repeats of the server's own words
+differs.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ Session = Generator[Ask, Said, None]
 def sessions(load: Load, *, vocab_size: int, tokens_per_word: float) -> Iterator[Session]:
     """Return the sessions of a run in the order in which they begin."""
     for number in range(load.num_prompts):
-        rng = random.Random(f"{load.seed}/{number}")
+        rng = _rng(load, str(number))
         match load.dataset_name:
             case "random":
                 yield _one(_random_body(load, rng, vocab_size))
@@ -69,16 +70,20 @@ def _random_body(load: Load, rng: random.Random, vocab_size: int) -> dict[str, A
         ratio = load.random_range_ratio
         return max(1, round(rng.uniform(mean * (1 - ratio), mean * (1 + ratio))))
 
-    prefix = _ids(random.Random(f"{load.seed}/prefix"), load.random_prefix_len, vocab_size)
+    prefix = _ids(_rng(load, "prefix"), load.random_prefix_len, vocab_size)
     prompt = prefix + _ids(rng, drawn(load.random_input_len), vocab_size)
     return {"prompt": prompt, "max_tokens": drawn(load.random_output_len)}
 
 
 def _repeating_body(load: Load, rng: random.Random, number: int, vocab_size: int) -> dict[str, Any]:
     place = number % load.prefix_repetition_num_prefixes
-    prefix = _ids(random.Random(f"{load.seed}/prefix {place}"), load.prefix_repetition_prefix_len, vocab_size)
+    prefix = _ids(_rng(load, f"prefix {place}"), load.prefix_repetition_prefix_len, vocab_size)
     suffix = _ids(rng, load.prefix_repetition_suffix_len, vocab_size)
     return {"prompt": prefix + suffix, "max_tokens": load.prefix_repetition_output_len}
+
+
+def _rng(load: Load, part: str) -> random.Random:
+    return random.Random(f"{load.seed}/{load.name}/{part}")
 
 
 def _ids(rng: random.Random, count: int, vocab_size: int) -> list[int]:
@@ -117,7 +122,7 @@ def _conversation(load: Load, rng: random.Random, tokens_per_word: float) -> Ses
     def text(source: random.Random, tokens: int) -> str:
         return words(source, max(1, round(tokens / tokens_per_word)))
 
-    system = text(random.Random(f"{load.seed}/system"), load.multi_turn_system_len)
+    system = text(_rng(load, "system"), load.multi_turn_system_len)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}]
     messages.append({"role": "user", "content": text(rng, load.multi_turn_input_len)})
     for turn in range(load.multi_turn_num_turns):
