@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,10 +26,12 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from served import serving
 
 from runtime.demo.checkpoint import write_tokenizer
 
-ROOT = Path(__file__).parents[2]
 KEY, REQUESTS, OUTPUT_TOKENS, STREAMS = "sk-bench", 32, 48, 4
 
 
@@ -53,19 +54,12 @@ def main() -> None:
 def measure(guidellm: Path, scratch: Path) -> dict[str, object]:
     """Start the server, run the client, stop the server."""
     write_tokenizer(scratch)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COUNTERPOINT_API_KEY": KEY}
-    code = "from runtime.cli import main; main()"
-    server = subprocess.Popen(
-        [sys.executable, "-c", code, "serve", "--port", "0", "--max-model-len", "2048"],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
-    assert server.stdout is not None
-    try:
-        url = server.stdout.readline().split(" at ")[1].strip()
-        while not is_ready(url):
+    os.environ["COUNTERPOINT_API_KEY"] = KEY
+    with serving(["--max-model-len", "2048"], scratch / "server.log") as server:
+        while not is_ready(server.url):
             time.sleep(0.1)
         report = scratch / "report.json"
-        backend = f"kind=openai_http,target={url},model=demo,api_key={KEY},request_format=/v1/chat/completions"
+        backend = f"kind=openai_http,target={server.url},model=demo,api_key={KEY},request_format=/v1/chat/completions"
         data = f"kind=synthetic_text,prompt_tokens=64,output_tokens={OUTPUT_TOKENS}"
         subprocess.run(
             [
@@ -77,9 +71,6 @@ def measure(guidellm: Path, scratch: Path) -> dict[str, object]:
             check=True, timeout=300, stdout=subprocess.DEVNULL,
         )  # fmt: skip
         return summary(json.loads(report.read_text(encoding="utf-8")))
-    finally:
-        server.send_signal(signal.SIGTERM)
-        server.wait(40)
 
 
 def is_ready(url: str) -> bool:
