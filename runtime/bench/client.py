@@ -48,8 +48,8 @@ class Answer:
 
     @property
     def tokens(self) -> int:
-        """Tokens that came: counted where the server says their ids, else as its usage says."""
-        return len(self.token_ids) or int(self.usage.get("completion_tokens", 0))
+        """Tokens that came: by their ids, else as the server's usage says, else one a chunk."""
+        return len(self.token_ids) or int(self.usage.get("completion_tokens") or len(self.arrivals))
 
     @property
     def cached_tokens(self) -> int:

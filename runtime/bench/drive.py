@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import math
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -42,7 +41,7 @@ async def drive(client: Client, load: Load, sessions: Sequence[Session]) -> list
         for session in sessions:
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             group.create_task(one(session, due))
-            due = time.perf_counter() if math.isinf(load.request_rate) else due + rng.expovariate(load.request_rate)
+            due = time.perf_counter() if load.request_rate is None else due + rng.expovariate(load.request_rate)
     return answers
 
 

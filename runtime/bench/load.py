@@ -24,15 +24,15 @@ class Load(Frozen):
     result, and sends all that was said again. `multi_turn_tool_s` is how long a tool takes.
 
     Prompts follow from `seed` and the run's name. Requests begin at `request_rate` a second, as a Poisson process does,
-    and at once where it is infinite; at most `max_concurrency` are under way. `vocab_size`: random ids are below it;
-    what the server says without.
+    without one all at once; at most `max_concurrency` are under way. `vocab_size`: random ids are below it; what the
+    server says without.
     """
 
     label: str = Field(default="", max_length=128, pattern=r"^[\w.+-]*$")
     model: str | None = None
     dataset_name: Literal["random", "prefix_repetition", "multi_turn"] = "random"
     num_prompts: int = Field(default=100, gt=0)
-    request_rate: float = Field(default=math.inf, gt=0, allow_inf_nan=True)
+    request_rate: float | None = Field(default=None, gt=0)
     max_concurrency: int | None = Field(default=None, gt=0)
     num_warmups: int = Field(default=0, ge=0)
     seed: int = Field(default=0, ge=0)
@@ -99,10 +99,15 @@ def load_config(target: str, flags: dict[str, object]) -> BenchConfig:
         data, source = read_toml(Path(target)), target
         if isinstance(data.get("result_dir"), str):
             data["result_dir"] = str(Path(target).parent / str(data["result_dir"]))
-    shared = {name: data.pop(name) for name in set(data) & set(Load.model_fields)}
+    shared = {name: data.pop(name) for name in set(data) - set(BenchConfig.model_fields)}
     runs = data.pop("runs", [{}])
     if not isinstance(runs, list) or not all(isinstance(run, dict) for run in cast("list[Any]", runs)):
         raise ConfigError(f"{source}: `runs` is no list of tables; needed: [[runs]]")
     of_runs = {name: value for name, value in given.items() if name not in _OF_ALL}
-    data["runs"] = [shared | run | of_runs for run in cast("list[dict[str, object]]", runs)]
+    data["runs"] = [_bounded(shared | run | of_runs) for run in cast("list[dict[str, object]]", runs)]
     return parse(data | {name: value for name, value in given.items() if name in _OF_ALL}, BenchConfig, source)
+
+
+def _bounded(run: dict[str, object]) -> dict[str, object]:
+    """A rate of `inf`, as others write it, is none."""
+    return {name: value for name, value in run.items() if (name, value) != ("request_rate", math.inf)}

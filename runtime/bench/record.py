@@ -37,7 +37,7 @@ def record_of(load: Load, answers: Sequence[Answer], punctual: Punctuality, *, d
         "what": "runtime bench",
         "label": load.name,
         "date": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
-        "load": _finite(load.model_dump(mode="json") | {"request_rate": load.request_rate}),
+        "load": load.model_dump(mode="json"),
         "client": _client(punctual),
         "duration": seconds,
         "completed": len(whole),
@@ -48,7 +48,7 @@ def record_of(load: Load, answers: Sequence[Answer], punctual: Punctuality, *, d
         "total_output_tokens": tokens,
         "cached_tokens": sum(each.cached_tokens for each in whole),
         "reported_output_tokens": written,
-        "miscounted": sum(_used(each, "completion_tokens") != each.tokens for each in whole),
+        "miscounted": sum(bool(each.usage) and _used(each, "completion_tokens") != each.tokens for each in whole),
         "tokens_per_chunk": tokens / chunks if chunks else 0.0,
         "request_throughput": len(whole) / seconds if seconds else 0.0,
         "output_throughput": tokens / seconds if seconds else 0.0,
@@ -61,7 +61,7 @@ def record_of(load: Load, answers: Sequence[Answer], punctual: Punctuality, *, d
     record |= spread("tpot", (1 / pace for pace in paces))
     record |= spread("itl", (gap for each in whole for gap in gaps(each)))
     record |= spread("e2el", (each.ended - each.began for each in whole))
-    if load.max_concurrency is not None and math.isfinite(load.request_rate):
+    if load.max_concurrency is not None and load.request_rate is not None:
         record |= spread("client_queue_time", (each.began - each.due for each in whole))
     return record | (_details(answers) if detailed else {})
 
@@ -125,8 +125,3 @@ def _details(answers: Sequence[Answer]) -> Record:
         "latencies": [each.ended - each.began for each in answers],
         "request_errors": [each.error for each in answers],
     }
-
-
-def _finite(data: Record) -> Record:
-    """JSON has no infinity; a rate without bound is `inf`, as flags have it."""
-    return {name: "inf" if isinstance(value, float) and math.isinf(value) else value for name, value in data.items()}

@@ -3,8 +3,9 @@
     python tests/bench/soak.py --out FILE [--seconds 420] [--clients 12] [--near-tie DISTANCE] [--preempts]
         [--model CONFIG.json] [-- FLAGS OF runtime serve]
 
-Starts `runtime serve`, on the demo model or with a model's geometry (see serve_figures.py). First every case runs alone;
-then clients come, ask, leave in the middle or go on, prompts short and long, greedy, seeded and held to a form. Checked:
+Starts `runtime serve`, on the demo model or with a model's geometry (see serve_figures.py). First every case runs
+alone; then clients come, ask, leave in the middle or go on, prompts short and long, greedy, seeded and held to a form.
+Checked:
 
     every stream ended with a reason, or its client left        no answer differs from that of its run alone
     gauges of /metrics are at zero again, no block in use       /health and /ready say yes, the process exits 0
