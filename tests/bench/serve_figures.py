@@ -1,6 +1,6 @@
 """What serving keeps of the kernel's speed: the figures of a served model, each against its bar.
 
-    python tests/bench/serve_figures.py --out DIR [--parts streams,ttft,itl,closed] [--measured RECORD.json ...]
+    python tests/bench/serve_figures.py --out DIR [--parts streams,ttft,itl,closed] [--measured ROWS=RECORD.json ...]
         [--demo] [--model CONFIG.json] [--limit SECONDS] [-- FLAGS OF runtime serve]
 
 Starts `runtime serve` on the geometry of North Mini Code with weights made up by the server (`--load-format dummy`, as
@@ -12,8 +12,9 @@ the default flags have it), or on the demo model with sizes for a CPU, and puts 
     closed   eight clients, each asking again as soon as it was answered: output tokens a second in all
 
 Each part writes DIR/serve-PART.json as soon as it has ended: figures, bars, and the records behind them. A part that
-fails is named, and the next one begins. `--measured` are records of `runtime measure`, one a number of rows; where none
-has the rows, there is no bar. Exit code 1 when a figure misses its bar or a part has failed.
+fails is named, and the next one begins. `--measured` are records of `runtime measure`, one a number of rows (it may be
+left out where the record says its bucket), by the fastest of their variants or the one named; where none has the rows,
+there is no bar. Exit code 1 when a figure misses its bar or a part has failed.
 """
 
 # ruff: noqa: T201 - a script reports on stdout
@@ -40,7 +41,7 @@ import numpy as np
 from served import Server, machine, serving, write_geometry
 
 from megakernel.assets import asset
-from megakernel.config import load_json, pretty_json
+from megakernel.config import ConfigError, load_json, pretty_json
 from megakernel.measurement import Record as Measured
 from runtime.bench.client import Answer, Client, connected
 from runtime.bench.load import Load
@@ -123,6 +124,10 @@ class Bench:
         self.records.append(record)
         assert not record["failed"], f"{label}: {record['errors']}"
         assert not record["miscounted"], f"{label}: usage and tokens differ in {record['miscounted']} answers"
+        wanted = load.num_prompts * load.random_output_len
+        assert record["total_output_tokens"] == wanted, (
+            f"{label}: answers were cut short, the server's window is too small"
+        )
         return record, answers
 
     def step(self, rows: int) -> float | None:
@@ -212,15 +217,20 @@ PARTS: dict[str, Callable[[Bench], Awaitable[list[Figure]]]] = {
 }  # fmt: skip
 
 
-def measured_steps(paths: list[Path]) -> dict[int, float]:
-    """Milliseconds of the fastest variant of each record, by its rows."""
+def measured_steps(given: list[str]) -> dict[int, float]:
+    """Milliseconds of a step by its rows, from what --measured names: the variant, or the fastest of a record."""
     found: dict[int, float] = {}
-    for path in paths:
+    for each in given:
+        rows, _, rest = each.rpartition("=")
+        path, _, variant = rest.partition(":")
         record = load_json(path, Measured)
-        if record.bucket is None:
-            sys.exit(f"{path}: the record does not say its bucket; needed: one of `runtime measure`")
-        fastest = min(each.median_ms for each in record.samples)
-        found[record.bucket.rows] = min(fastest, found.get(record.bucket.rows, fastest))
+        if not rows and record.bucket is None:
+            raise ConfigError(f"{path}: the record does not say its bucket; needed: ROWS={path}")
+        times = {sample.name: sample.median_ms for sample in record.samples}
+        if variant and variant not in times:
+            raise ConfigError(f"{path}: no variant is called {variant!r}; there are {', '.join(times)}")
+        count = int(rows) if rows or record.bucket is None else record.bucket.rows
+        found[count] = times[variant] if variant else min(times.values())
     return found
 
 
@@ -229,7 +239,7 @@ async def measure(server: Server, chosen: argparse.Namespace) -> bool:
     async with connected() as http:
         start_s = await server.ready(Client(http, server.url), chosen.limit)
         print(f"ready after {start_s:.1f} s", flush=True)
-        bench = Bench(http, server.url, DEMO if chosen.demo else Sizes(), measured_steps(chosen.measured))
+        bench = Bench(http, server.url, DEMO if chosen.demo else Sizes(), chosen.step_ms)
         good = True
         for name in chosen.parts:
             bench.records, begin = [], time.monotonic()
@@ -271,13 +281,17 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     options.add_argument("--out", type=Path, required=True, metavar="DIR")
     options.add_argument("--parts", type=lambda text: text.split(","), default=list(PARTS), metavar="PART,...")
-    options.add_argument("--measured", type=Path, nargs="+", default=[], metavar="RECORD.json")
+    options.add_argument("--measured", nargs="+", default=[], metavar="[ROWS=]RECORD.json[:VARIANT]")
     options.add_argument("--demo", action="store_true", help="the demo model, sizes for a CPU, no bars")
     options.add_argument("--model", type=Path, default=asset(NORTH), metavar="CONFIG.json")
     options.add_argument("--limit", type=float, default=120.0, metavar="SECONDS", help="for the start, and each part")
     own = sys.argv[1:]
     cut = own.index("--") if "--" in own else len(own)
     chosen = options.parse_args(own[:cut])
+    try:
+        chosen.step_ms = measured_steps(chosen.measured)
+    except (ConfigError, ValueError) as error:
+        options.error(str(error))
     unknown = set(chosen.parts) - set(PARTS)
     if unknown:
         options.error(f"no part is called {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
