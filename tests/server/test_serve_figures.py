@@ -78,7 +78,7 @@ async def test_the_closed_loop_counts_everything():
 
 
 @pytest.mark.parametrize(
-    ("window", "message"), [(8, r"streams-1: \{'HTTP 400"), (16, "streams-1: answers were cut short")]
+    ("window", "message"), [(8, r"streams-1: .*HTTP 400"), (16, "streams-1: answers were cut short")]
 )
 async def test_a_server_that_does_not_do_what_was_asked_fails_the_part(window, message):
     async with listening(script=token, text=text_side(window=window)) as served, connected() as http:
