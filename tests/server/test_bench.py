@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.serving import Script, answered, call_text, listening, thought
 
+from megakernel.assets import asset
 from megakernel.config import ConfigError
 from runtime.bench.client import Answer, Client, connected
 from runtime.bench.drive import Punctuality
@@ -301,6 +302,14 @@ def test_a_files_runs_share_what_stands_at_the_top_and_flags_win(tmp_path):
     assert [run.request_rate for run in config.runs] == [None, None]
     config = load_config("http://x:1/v", {"result_dir": "r", "request_rate": 2.5})
     assert (config.result_dir, config.runs[0].request_rate) == ("r", 2.5)
+
+
+def test_the_shipped_file_has_every_workload_closed_and_open():
+    config = load_config(str(asset("configs/bench/workloads.toml")), {"num_prompts": 2})
+    assert {run.dataset_name for run in config.runs} == {"random", "prefix_repetition", "multi_turn"}
+    assert {run.num_prompts for run in config.runs} == {2}
+    assert [run.name for run in config.runs if run.request_rate] == ["open"]
+    assert any(run.random_range_ratio for run in config.runs)
 
 
 @pytest.mark.parametrize(
