@@ -1,10 +1,11 @@
 """What serving keeps of the kernel's speed: the figures of a served model, each against its bar.
 
     python tests/bench/serve_figures.py --out DIR [--parts streams,ttft,itl,closed] [--measured ROWS=RECORD.json ...]
-        [--demo] [--model CONFIG.json] [--limit SECONDS] [-- FLAGS OF runtime serve]
+        [--demo] [--model CONFIG.json | --url URL] [--limit SECONDS] [-- FLAGS OF runtime serve]
 
 Starts `runtime serve` on the geometry of North Mini Code with weights made up by the server (`--load-format dummy`, as
-the default flags have it), or on the demo model with sizes for a CPU, and puts on it what `runtime bench` can:
+the default flags have it), or on the demo model with sizes for a CPU, or takes the server at URL, and puts on it what
+`runtime bench` can:
 
     streams  1, 2, 4 and 8 streams: tokens a second while all of them run, against `runtime measure` at as many rows
     ttft     first token of a short and of a long prompt on an idle server
@@ -284,6 +285,7 @@ def main() -> None:
     options.add_argument("--measured", nargs="+", default=[], metavar="[ROWS=]RECORD.json[:VARIANT]")
     options.add_argument("--demo", action="store_true", help="the demo model, sizes for a CPU, no bars")
     options.add_argument("--model", type=Path, default=asset(NORTH), metavar="CONFIG.json")
+    options.add_argument("--url", help="a server that runs already")
     options.add_argument("--limit", type=float, default=120.0, metavar="SECONDS", help="for the start, and each part")
     own = sys.argv[1:]
     cut = own.index("--") if "--" in own else len(own)
@@ -295,14 +297,14 @@ def main() -> None:
     unknown = set(chosen.parts) - set(PARTS)
     if unknown:
         options.error(f"no part is called {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-    chosen.serve = own[cut + 1 :] or ([] if chosen.demo else list(DUMMY))
+    chosen.serve = own[cut + 1 :] or ([] if chosen.demo or chosen.url else list(DUMMY))
     chosen.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         arguments = list(chosen.serve)
-        if not chosen.demo:
+        if not chosen.demo and not chosen.url:
             write_geometry(chosen.model, Path(scratch) / "model")
             arguments = [f"{scratch}/model", *arguments]
-        with serving(arguments, chosen.out / "server.log") as server:
+        with serving(arguments, chosen.out / "server.log", chosen.url) as server:
             good = asyncio.run(measure(server, chosen))
     sys.exit(0 if good else 1)
 

@@ -26,26 +26,28 @@ _LAST_WORDS = 2000
 
 @dataclass(frozen=True)
 class Server:
-    """A running server; what it logs is in a file."""
+    """A running server: a process of ours, whose log is in a file, or one that somebody else started."""
 
-    process: subprocess.Popen[str]
     url: str
-    log: Path
     began: float
+    process: subprocess.Popen[str] | None = None
+    log: Path | None = None
 
     async def ready(self, client: Client, limit_s: float) -> float:
         """Wait until it takes work; seconds since its start. SystemExit with its last words when it ends instead."""
         waiting = asyncio.ensure_future(client.ready(limit_s))
         while not waiting.done():
             await asyncio.wait({waiting}, timeout=0.2)
-            if self.process.poll() is not None:
+            if self.process is not None and self.process.poll() is not None:
                 waiting.cancel()
                 raise SystemExit(_last_words(self.process, self.log))
         waiting.result()
         return time.monotonic() - self.began
 
     def end(self) -> int:
-        """Let it drain, and return its exit code; killed when that takes too long."""
+        """Let it drain, and return its exit code, killed when that takes too long; others' servers are left alone."""
+        if self.process is None:
+            return 0
         self.process.send_signal(signal.SIGTERM)
         try:
             return self.process.wait(_DRAIN_SECONDS)
@@ -55,9 +57,12 @@ class Server:
 
 
 @contextmanager
-def serving(arguments: Sequence[str], log: Path) -> Iterator[Server]:
-    """Start it on any free port; ended afterwards if it still runs."""
+def serving(arguments: Sequence[str], log: Path, url: str | None = None) -> Iterator[Server]:
+    """Start it on any free port, ended afterwards if it still runs; or take the one at `url`."""
     began = time.monotonic()
+    if url is not None:
+        yield Server(url, began)
+        return
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with log.open("w", encoding="utf-8") as errors:
         process = subprocess.Popen(
@@ -69,7 +74,7 @@ def serving(arguments: Sequence[str], log: Path) -> Iterator[Server]:
         if " at " not in line:
             process.wait(_DRAIN_SECONDS)
             raise SystemExit(_last_words(process, log))
-        server = Server(process, line.split(" at ")[1].strip(), log, began)
+        server = Server(line.split(" at ")[1].strip(), began, process, log)
         try:
             yield server
         finally:
@@ -78,8 +83,9 @@ def serving(arguments: Sequence[str], log: Path) -> Iterator[Server]:
             process.stdout.close()
 
 
-def _last_words(process: subprocess.Popen[str], log: Path) -> str:
-    return f"the server ended with {process.poll()}:\n{log.read_text(encoding='utf-8')[-_LAST_WORDS:]}"
+def _last_words(process: subprocess.Popen[str], log: Path | None) -> str:
+    said = log.read_text(encoding="utf-8")[-_LAST_WORDS:] if log else ""
+    return f"the server ended with {process.poll()}:\n{said}"
 
 
 def write_geometry(model: Path, folder: Path) -> None:

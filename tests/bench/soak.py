@@ -1,11 +1,11 @@
 """Minutes of a mixed load, and afterwards whether anything leaked, stuck, or came out other than alone.
 
     python tests/bench/soak.py --out FILE [--seconds 420] [--clients 12] [--near-tie DISTANCE] [--preempts]
-        [--model CONFIG.json] [-- FLAGS OF runtime serve]
+        [--model CONFIG.json | --url URL [--process ID]] [-- FLAGS OF runtime serve]
 
-Starts `runtime serve`, on the demo model or with a model's geometry (see serve_figures.py). First every case runs
-alone; then clients come, ask, leave in the middle or go on, prompts short and long, greedy, seeded and held to a form.
-Checked:
+Starts `runtime serve`, on the demo model or with a model's geometry (see serve_figures.py), or takes the server at URL,
+whose memory is that of process ID. First every case runs alone; then clients come, ask, leave in the middle or go on,
+prompts short and long, greedy, seeded and held to a form. Checked:
 
     every stream ended with a reason, or its client left        no answer differs from that of its run alone
     gauges of /metrics are at zero again, no block in use       /health and /ready say yes, the process exits 0
@@ -168,7 +168,8 @@ async def soaked(server: Server, chosen: argparse.Namespace) -> dict[str, Any]:
             f"ready after {start_s:.1f} s; {len(cases)} cases alone took {time.monotonic() - begin:.1f} s", flush=True
         )
         load = {"seconds": chosen.seconds, "clients": chosen.clients, "seed": chosen.seed, "preempts": chosen.preempts}
-        watch = {"resident": lambda: resident_bytes(server.process.pid), "card": card_bytes}
+        process = server.process.pid if server.process else chosen.process
+        watch = {"resident": lambda: process and resident_bytes(process), "card": card_bytes}
         found = await Soak(client, cases, judge, watch=watch, **load).run()
     head = {"what": "soak", "machine": machine(), "serve": chosen.serve, "server": facts.info, "start_s": start_s}
     return head | found
@@ -188,6 +189,8 @@ def main() -> None:
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--preempts", action="store_true", help="fail unless rows gave up their blocks")
     options.add_argument("--model", type=Path, metavar="CONFIG.json", help="a geometry instead of the demo model")
+    options.add_argument("--url", help="a server that runs already")
+    options.add_argument("--process", type=int, metavar="ID", help="its process, whose memory is watched")
     own = sys.argv[1:]
     cut = own.index("--") if "--" in own else len(own)
     chosen = options.parse_args(own[:cut])
@@ -197,7 +200,7 @@ def main() -> None:
         if chosen.model:
             write_geometry(chosen.model, Path(scratch) / "model")
             arguments = [f"{scratch}/model", *arguments]
-        with serving(arguments, chosen.out.with_suffix(".log")) as server:
+        with serving(arguments, chosen.out.with_suffix(".log"), chosen.url) as server:
             found = asyncio.run(soaked(server, chosen))
             found["exit_code"] = server.end()
     if found["exit_code"] != 0:
