@@ -213,9 +213,9 @@ def test_whatever_stops_the_process_waits_longer_than_a_drain():
     drain_s = Waits().drain_s
     (pod,) = map(yaml.safe_load, blocks(PAGE, "yaml"))
     assert pod["terminationGracePeriodSeconds"] > drain_s
-    assert f"`drain_s`\nseconds ({drain_s:.0f})" in PAGE
+    assert f"`drain_s` seconds ({drain_s:.0f})" in PAGE
     stops = [words for words in typed(PAGE) if words[:2] == ["docker", "stop"]]
-    assert [int(words[words.index("--time") + 1]) > drain_s for words in stops] == [True]
+    assert [int(words[words.index("-t") + 1]) > drain_s for words in stops] == [True]
 
 
 def test_files_that_the_page_names_are_there():
