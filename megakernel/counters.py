@@ -29,6 +29,14 @@ class Wait:
     need: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waits:
+    """Waits of a record, equal to itself alone, so that asking for it costs nothing."""
+
+    load: tuple[Wait, ...]
+    run: tuple[Wait, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Signals:
     """What one record waits for and where it arrives."""
@@ -83,19 +91,23 @@ def wire(
         return tuple(fresh), known
 
     @cache  # many SMs know the same
-    def step(op_idx: int, loads_know: int, runs_know: int) -> tuple[tuple[Wait, ...], tuple[Wait, ...], int, int]:
+    def step(op_idx: int, loads_know: int, runs_know: int) -> tuple[_Waits, int, int]:
         needs = dependencies.needs[op_idx]
         load_sources = needs.load + needs.run if load_after_wait else needs.load
         load_waits, loads_know = new(load_sources, loads_know)
         run_waits, runs_know = new(needs.run, runs_know | loads_know)
-        return load_waits, run_waits, loads_know, runs_know
+        return _Waits(load_waits, run_waits), loads_know, runs_know
 
+    known: dict[tuple[_Waits, int, int], Signals] = {}
     signals: list[Signals | None] = [None] * graph.num_tasks
     for tasks in schedule.sms:
         loads_know = runs_know = 0
         for task in tasks:
-            load_waits, run_waits, loads_know, runs_know = step(op_of[task], loads_know, runs_know)
-            signals[task] = Signals(load_waits, run_waits, at_early[task], at_end[task])
+            waited, loads_know, runs_know = step(op_of[task], loads_know, runs_know)
+            key = waited, at_early[task], at_end[task]
+            if (found := known.get(key)) is None:
+                found = known[key] = Signals(waited.load, waited.run, at_early[task], at_end[task])
+            signals[task] = found
     placed = tuple(signal for signal in signals if signal is not None)
     assert len(placed) == graph.num_tasks, "the schedule leaves out a task"
     return Wiring(placed, tuple(totals), tuple(titles))

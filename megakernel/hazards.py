@@ -145,12 +145,21 @@ class _Derivation:
         """Which (past access over at the early signal, present access is a load) pairs of accesses clash."""
         key = (id(past), id(now))
         if key not in self.clashes:
-            clash = overlap(past.boxes, now.boxes) & (past.write[:, None] | now.write[None, :])
-            early, load = past.when == When.EARLY, now.when == When.LOAD
             self.clashes[key] = frozenset(
                 (is_early, is_load)
                 for is_early in (True, False)
                 for is_load in (True, False)
-                if clash[np.ix_(early == is_early, load == is_load)].any()
+                if _meet(past, (past.when == When.EARLY) == is_early, now, (now.when == When.LOAD) == is_load)
             )
         return self.clashes[key]
+
+
+def _meet(past: Footprint, theirs: npt.NDArray[np.bool_], now: Footprint, mine: npt.NDArray[np.bool_]) -> bool:
+    """Whether some of one's boxes and some of the other's share an element that one of the two writes."""
+    first, second = past.boxes[theirs], now.boxes[mine]
+    writes, written = past.write[theirs], now.write[mine]
+    # Most operators that share a buffer clash, and a few boxes show it.
+    for some in (slice(4), slice(4, None)):
+        if (overlap(first[some], second) & (writes[some, None] | written[None, :])).any():
+            return True
+    return False

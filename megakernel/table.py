@@ -133,19 +133,22 @@ def pack(graph: TaskGraph, schedule: Schedule, wiring: Wiring, bucket: Bucket, c
 
 def operand_records(graph: TaskGraph) -> Records:
     """Records of all tasks in reference order, without their signals."""
+    op_of = np.repeat(np.arange(len(graph.ops)), [len(op.tasks) for op in graph.ops])
+    records = np.zeros(len(op_of), RECORD.dtype)
     shared: dict[int, Records] = {}
-    blocks: list[Records] = []
-    for op in graph.ops:
+    for first, op in zip(graph.first_task, graph.ops, strict=True):
         if id(op.tasks) not in shared:
             shared[id(op.tasks)] = _task_records(op)
-        block = shared[id(op.tasks)].copy()
-        block["kind"] = op.kind
-        block["layer"] = op.layer if op.layer >= 0 else NONE
-        block["hold_copies"] = KINDS[op.kind].hold_copies
-        block["inputs"] = _slots(op.buffers[: op.num_inputs], MAX_INPUTS)
-        block["outputs"] = _slots(op.buffers[op.num_inputs : op.num_inputs + op.num_outputs], MAX_OUTPUTS)
-        blocks.append(block)
-    records = np.concatenate(blocks)
+        records[first : first + len(op.tasks)] = shared[id(op.tasks)]
+    of_ops = {
+        "kind": [op.kind for op in graph.ops],
+        "layer": [op.layer if op.layer >= 0 else NONE for op in graph.ops],
+        "hold_copies": [KINDS[op.kind].hold_copies for op in graph.ops],
+        "inputs": [_slots(op.buffers[: op.num_inputs], MAX_INPUTS) for op in graph.ops],
+        "outputs": [_slots(op.buffers[op.num_inputs :][: op.num_outputs], MAX_OUTPUTS) for op in graph.ops],
+    }
+    for name, values in of_ops.items():
+        records[name] = np.array(values)[op_of]
     records["task"] = np.arange(len(records))
     return records
 
@@ -173,17 +176,19 @@ def _slots(buffers: tuple[int, ...], length: int) -> list[int]:
 
 
 def _write_signals(records: Records, wiring: Wiring) -> None:
-    records["early"] = [signals.early for signals in wiring.signals]
-    records["arrive"] = [signals.arrive for signals in wiring.signals]
+    """Fill in waits and arrivals; many records have the same object for them."""
+    distinct = list({id(each): each for each in wiring.signals}.values())
+    numbers = {id(each): number for number, each in enumerate(distinct)}
+    number_of = np.array([numbers[id(each)] for each in wiring.signals])
+    records["early"] = np.array([signals.early for signals in distinct])[number_of]
+    records["arrive"] = np.array([signals.arrive for signals in distinct])[number_of]
     for phase, limit in (("load", MAX_LOAD_WAITS), ("run", MAX_RUN_WAITS)):
-        waits = [getattr(signals, f"{phase}_waits") for signals in wiring.signals]
+        waits = [getattr(signals, f"{phase}_waits") for signals in distinct]
         counts = np.array([len(each) for each in waits])
         assert counts.max() <= limit, f"a task with {counts.max()} {phase} waits, the record holds {limit}"
-        records[f"num_{phase}_waits"] = counts
-        table = records[f"{phase}_waits"]
-        for slot in range(int(counts.max())):
-            rows = np.nonzero(counts > slot)[0]
-            chosen = [waits[row][slot] for row in rows]
-            table["counter"][rows, slot] = [wait.counter for wait in chosen]
-            table["lag"][rows, slot] = [wait.lag for wait in chosen]
-            table["need"][rows, slot] = [wait.need for wait in chosen]
+        records[f"num_{phase}_waits"] = counts[number_of]
+        table = np.zeros((len(distinct), limit), records.dtype[f"{phase}_waits"].base)
+        for row, each in enumerate(waits):
+            for slot, wait in enumerate(each):
+                table[row, slot] = (wait.counter, wait.lag, wait.need)
+        records[f"{phase}_waits"] = table[number_of]

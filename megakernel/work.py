@@ -1,9 +1,10 @@
 """Serial work on the dependency chain, per task kind: what a kernel's instructions cost beside streaming.
 
 Owns the one table of cycles that prices a plan's hand-offs, part of a chip's description. None of its defaults is
-measured on a kernel: the totals per hand-off are those of the measured skeleton (1000 cycles of work after every wait,
-1000 of router, 1000 of top-k), how they are split over kinds is an estimate, and so is every number marked so. A trace
-of a kernel replaces them, under `[work]` in a chip's file. Read by the simulator's `lowered` and `bounds`.
+fitted to a kernel: the totals per hand-off are those of the measured skeleton (1000 cycles of work after every wait,
+1000 of router, 1000 of top-k), how they are split over kinds is an estimate, and so is every number marked so. What
+was fitted to a computing kernel replaces them, under `[work]` in a chip's file. Read by the simulator's front ends and
+its `bounds`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from megakernel.kinds import TaskKind
 class WorkCosts(Frozen):
     """Cycles; each is spent once by an SM whose staged rows are not yet those that a task needs."""
 
+    multiply: float = Field(default=0.0, ge=0)
+    """A warp, per KiB of a product's copy; warps take copies in turn. Estimate: hidden behind the next copies."""
     finish: float = Field(default=300.0, ge=0)
     """After a task's last copy: sum over warps, store, fence. Estimate; with a start of 700, the skeleton's 1000."""
     norm: float = Field(default=700.0, ge=0)
@@ -27,8 +30,10 @@ class WorkCosts(Frozen):
     """Top-k of the routed rows, in the producer, before it can load experts. The skeleton's."""
     rope: float = Field(default=700.0, ge=0)
     """Query and key norm and RoPE, new key and value, before attention. The skeleton's."""
+    attend: float = Field(default=0.0, ge=0)
+    """A round of chunks, one a team of warps, per key of a warp's piece. Estimate: hidden, as a copy's."""
     merge: float = Field(default=700.0, ge=0)
-    """Merge of a head's partial softmax results. Estimate: as any hand-off; the skeleton has no such task."""
+    """Merge of a head's partial softmax results, head after head. Estimate: the skeleton has no such task."""
     stage: float = Field(default=700.0, ge=0)
     """Rows staged as they are: attention's result, the MLP's hidden rows. The skeleton's."""
     restage: float = Field(default=400.0, ge=0)

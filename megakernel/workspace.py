@@ -95,7 +95,7 @@ def workspace(model: ModelSpec, bucket: Bucket, choices: Choices) -> Workspace:
     used = (
         max(rows * (model.hidden_size + TILE_COLUMNS) * 2, FILTER_BYTES),
         (slice_slots + sum_slots) * (rows * _PART_BYTES + _FLOAT),
-        _teams(model, rounding, ring.copy_bytes) * ((2 * blocks + 1) * group * _FLOAT + head_bytes),
+        chunk_teams(model, rounding, ring.copy_bytes) * ((2 * blocks + 1) * group * _FLOAT + head_bytes),
         2 * (_FLOAT + 2 * experts + rows * (_FLOAT * top_k + experts) + 16),
         CONSUMER_WARPS * (head_bytes + rows * (_FLOAT + 12) + 16) + rows * (16 + _FLOAT),
         _SLACK_BYTES,
@@ -115,7 +115,8 @@ def chunk_pieces(model: ModelSpec, rounding: Rounding, copy_bytes: int) -> int:
     return max(rounding.chunk_tokens // tokens, 1)
 
 
-def _teams(model: ModelSpec, rounding: Rounding, copy_bytes: int) -> int:
+def chunk_teams(model: ModelSpec, rounding: Rounding, copy_bytes: int) -> int:
+    """Teams of warps, each of which attends a chunk of its own."""
     return max(CONSUMER_WARPS // chunk_pieces(model, rounding, copy_bytes), 1)
 
 

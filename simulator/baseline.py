@@ -19,6 +19,9 @@ from megakernel.graph import Op
 from megakernel.hardware import HardwareSpec
 from megakernel.kinds import TaskKind
 from megakernel.model import RoutedMlp
+from megakernel.workspace import CONSUMER_WARPS
+from simulator.attention import Attention
+from simulator.lowered import KIB
 from simulator.program import Label, Program, Record, Ring
 from simulator.simulate import simulate
 from simulator.walk import Numbers
@@ -71,6 +74,8 @@ def _kernel(step: BuiltStep, op: Op, chip: HardwareSpec, loads: Numbers, reads: 
     finds_experts = op.layer >= 0 and op.kind in {TaskKind.UP, TaskKind.DOWN} and isinstance(mlp, RoutedMlp)
     topk_ns = chip.cycles_ns(work.with_rows(work.topk, rows)) if finds_experts else 0.0
     num_sms = min(chip.num_sms, len(op.tasks))
+    attention = Attention(step, chip) if op.kind is TaskKind.ATTEND else None
+    multiply_ns = chip.cycles_ns(work.multiply * step.choices.ring.copy_bytes / KIB) / CONSUMER_WARPS
     label = Label(op.name, path=op.path.value, layer=op.layer)
     lists: list[list[Record]] = [[] for _ in range(num_sms)]
     for idx, (load_bytes, read_bytes) in enumerate(zip(loads.tolist(), reads.tolist(), strict=True)):
@@ -84,6 +89,7 @@ def _kernel(step: BuiltStep, op: Op, chip: HardwareSpec, loads: Numbers, reads: 
                 load_bytes=load_bytes,
                 load_work_ns=0.0 if mine else topk_ns,
                 work_ns=before_ns + (router_ns if op.tasks[idx].signals_early else 0.0),
+                copy_ns=attention.copy_ns(load_bytes) if attention else multiply_ns,
                 compute_ns=0.0 if nothing else finish_ns,
                 other_bytes=0 if staged or nothing else read_bytes,
             )

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from megakernel.arrival import DEFAULT_ARRIVAL, Arrival
 from megakernel.assets import locate
 from megakernel.config import ConfigError, canonical_json, check_writable, load_json, write_text_atomic
 from megakernel.families import read_model
@@ -23,7 +24,7 @@ from simulator.compare import compare as run_compare
 from simulator.microbench import read_measurement
 from simulator.page import comparison_page, step_page, study_page
 from simulator.predict import predict
-from simulator.program import DEFAULT_ARRIVAL, Arrival, ProgramError
+from simulator.program import ProgramError
 from simulator.report import calibration_report, comparison_report, prediction_report, study_report, workload_title
 from simulator.request import DRAWS, check_model, choose, figures, routing_of
 from simulator.routing import draw_states

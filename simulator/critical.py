@@ -164,7 +164,7 @@ class Critical:
         slack = np.full(len(walk.end), np.inf)
         latest = np.full(NONE + 1, np.inf)  # per counter, when it may be complete at the latest
         stream = np.full(int(walk.sm.max(initial=-1)) + 1, np.inf)  # per SM, how much later its copies may land
-        stall = np.maximum(walk.landed - walk.run_start, 0.0)
+        stall = np.maximum(walk.landed - walk.reached, 0.0)
         spare = np.maximum(walk.run_start - walk.landed, 0.0)
         room = np.maximum(self._exposure.full - walk.used, 0.0)
         opens = np.maximum(self._landed_before, self.load_gate.done)

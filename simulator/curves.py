@@ -2,8 +2,8 @@
 
 Owns the reconstruction: an SM's copies land one after another, evenly from the record's first issue (or the landing
 before it) to its last landing, and not while `exposure` finds the stream standing still at a full ring; they leave the
-ring evenly from the first copy's use to the record's end. Copies within a record are an estimate, records' ends are
-not, and no byte is lost. Called by `page`.
+ring evenly from the first copy's use to the record's end; all together no faster than the memory streams. Copies within
+a record are an estimate, records' ends are not, and no byte is lost. Called by `page`.
 """
 
 from __future__ import annotations
@@ -57,6 +57,9 @@ def curves(run: StepRun, walk: Walk, exposure: Exposure, bins: int = BINS) -> Cu
         copies_behind, bytes_behind = np.append(0, behind), np.append(0, np.cumsum(load_bytes[own]))
         landed += np.interp(come, copies_behind, bytes_behind)
         fills.append(np.clip(come - gone, 0.0, ring.stages)[1:] * ring.copy_bytes)
+    # What would have landed faster than the memory streams has come before.
+    ceiling = edges * run.chip.ceiling_bytes_per_ns(run.step.table.num_sms)
+    landed[1:] = (np.maximum.accumulate((landed - ceiling)[::-1])[::-1] + ceiling)[1:]
     fill = np.array(fills)
     bin_ns = float(edges[1]) if bins else 0.0
     return Curves(bin_ns, np.diff(landed) / bin_ns, fill.mean(0), fill.min(0), fill.max(0))

@@ -29,6 +29,8 @@ class Exposure:
         self.full = self._ring_full(ring, np.maximum(walk.load_start, before), chip)
         self.exposed_runs = np.maximum(walk.used - np.maximum(walk.turned, self.full), 0.0)
         self.exposed_runs += self._within(before, self.load_gap, walk.turned, walk.used)
+        # A ring that is estimated to be full too early is also found idle before a load: the wait holds both.
+        self.exposed_runs = np.minimum(self.exposed_runs, walk.used - walk.turned)
         self.exposed_loads = self.load_gap - self._within(
             walk.turned, walk.used - walk.turned, before, before + self.load_gap
         )

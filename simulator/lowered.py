@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.recfunctions import repack_fields
 
+from megakernel.arrival import DEFAULT_ARRIVAL, Arrival
 from megakernel.build import BuiltStep
 from megakernel.cost import LiveState, TaskCost, price_bytes
 from megakernel.counters import NONE
@@ -27,7 +28,9 @@ from megakernel.hardware import HardwareSpec
 from megakernel.kinds import TaskKind
 from megakernel.model import ModelSpec, RoutedMlp
 from megakernel.table import read_waits
-from simulator.program import DEFAULT_ARRIVAL, Arrival, Label, Program, Record, Ring, Signal, Wait
+from megakernel.workspace import CONSUMER_WARPS
+from simulator.attention import Attention
+from simulator.program import Label, Program, Record, Ring, Signal, Wait
 
 _SIGNALS = ["arrive", "early", "num_load_waits", "num_run_waits", "load_waits", "run_waits"]
 
@@ -36,6 +39,8 @@ _STREAM_READERS = frozenset({TaskKind.PROJECT, TaskKind.UP, TaskKind.HEAD})
 
 _STAGING = _STREAM_READERS | {TaskKind.OUTPUT, TaskKind.DOWN}
 """Products: an SM stages their input rows once, however many tasks of the operator it runs."""
+
+KIB = 1024
 
 Numbers = npt.NDArray[np.int64]
 
@@ -61,20 +66,23 @@ def lower_program(step: BuiltStep, state: LiveState, chip: HardwareSpec, arrival
         op_of.tolist(),
         cost.load_bytes[tasks].tolist(),
         cost.read_bytes[tasks].tolist(),
-        _signal_keys(table.records),
+        _signal_numbers(table.records),
     )
-    rows = list(zip(*columns, strict=True))
     translation = _Translation(step, state, chip)
-    sms = tuple(tuple(translation.sm(rows[begin:end])) for begin, end in pairwise(table.offsets.tolist()))
+    sms = tuple(
+        tuple(translation.sm(zip(*(column[begin:end] for column in columns), strict=True)))
+        for begin, end in pairwise(table.offsets.tolist())
+    )
     shared = Ring(ring.copy_bytes, ring.stages, ring.in_flight_cap_bytes)
     program = Program(shared, sms, table.num_counters, arrival)
     return Lowered(program, cost, op_of, tasks)
 
 
-def _signal_keys(records: npt.NDArray[np.void]) -> list[bytes]:
-    """Waits and arrivals of every record, packed into a key."""
+def _signal_numbers(records: npt.NDArray[np.void]) -> list[int]:
+    """A number per record: those with the same one wait and arrive alike."""
     packed = np.ascontiguousarray(repack_fields(records[_SIGNALS]))
-    return packed.view(np.dtype((np.void, packed.dtype.itemsize))).tolist()
+    numbers: dict[bytes, int] = {}
+    return [numbers.setdefault(key, len(numbers)) for key in packed.view(np.dtype((np.void, packed.itemsize))).tolist()]
 
 
 class _Demand(NamedTuple):
@@ -85,7 +93,7 @@ class _Demand(NamedTuple):
     read_bytes: int
     start_cycles: float
     finds_experts: bool
-    signals: bytes
+    signals: int
 
 
 class _Translation:
@@ -95,10 +103,10 @@ class _Translation:
         rows, work = len(state.positions), chip.work
         self._records = step.table.records
         self._ops = step.graph.ops
-        self._known: dict[_Demand, Record] = {}
+        self._known: dict[tuple[int, int, int, float, bool, int], Record] = {}
         self._rows_of = [_staged_rows(idx, op) for idx, op in enumerate(self._ops)]
         self._routed_layer = [op.layer if _is_routed(step.model, op) else -1 for op in self._ops]
-        self._start = [work.start_cycles(op.kind, rows) for op in self._ops]
+        self._start = [work.start_cycles(op.kind, rows) * _times(op) for op in self._ops]
         self._reads_stream = [op.kind in _STREAM_READERS for op in self._ops]
         self._restage, self._router, self._topk, self._finish = (
             work.with_rows(cycles, rows) if cycles else 0.0
@@ -108,8 +116,10 @@ class _Translation:
         self._topk += work.ids
         self._plan = work.plan
         self._ns = chip.cycles_ns
+        self._multiply_ns = chip.cycles_ns(work.multiply * step.choices.ring.copy_bytes / KIB)  # a copy, by one warp
+        self._attention = Attention(step, chip)
 
-    def sm(self, rows: Iterable[tuple[int, int, int, int, bytes]]) -> Iterator[Record]:
+    def sm(self, rows: Iterable[tuple[int, int, int, int, int]]) -> Iterator[Record]:
         """Records of one SM, from number, operator, bytes and signals of each."""
         staged: Hashable = None
         normed: Hashable = None
@@ -133,11 +143,19 @@ class _Translation:
             finds_experts = layer >= 0 and layer != topk_layer
             if finds_experts:
                 topk_layer = layer
-            demand = _Demand(op_idx, load_bytes, read_bytes, cycles, finds_experts, signals)
+            demand = op_idx, load_bytes, read_bytes, cycles, finds_experts, signals
             record = self._known.get(demand)
             if record is None:
-                record = self._known[demand] = self._record(self._records[idx], demand)
+                record = self._known[demand] = self._record(self._records[idx], _Demand(*demand))
             yield record
+
+    def _uses_ns(self, op: Op, load_bytes: int) -> tuple[float, float]:
+        """Time for each copy while others land, and what the last one takes beyond it: it is one warp's alone."""
+        if op.kind is TaskKind.ATTEND:
+            return self._attention.copy_ns(load_bytes), 0.0
+        if not load_bytes:
+            return 0.0, 0.0
+        return self._multiply_ns / CONSUMER_WARPS, self._multiply_ns * (1.0 - 1.0 / CONSUMER_WARPS)
 
     def _record(self, packed: np.void, demand: _Demand) -> Record:
         op = self._ops[demand.op_idx]
@@ -146,6 +164,7 @@ class _Translation:
         signal = Signal(early, start_ns + self._ns(self._router)) if early != NONE else None
         load_waits = _met_in_this_step(packed, "load")
         is_empty = not (demand.load_bytes or demand.read_bytes)
+        copy_ns, last_ns = self._uses_ns(op, demand.load_bytes)
         return Record(
             label=Label(op.name, path=op.path.value, layer=op.layer),
             load_bytes=demand.load_bytes,
@@ -154,7 +173,8 @@ class _Translation:
             run_waits=_met_in_this_step(packed, "run"),
             signal=signal,
             work_ns=0.0 if signal else start_ns,
-            compute_ns=0.0 if is_empty else self._ns(self._finish),
+            copy_ns=copy_ns,
+            compute_ns=0.0 if is_empty else self._ns(self._finish) + last_ns,
             other_bytes=demand.read_bytes,
             arrive=arrive if arrive != NONE else None,
         )
@@ -169,6 +189,11 @@ def _staged_rows(op_idx: int, op: Op) -> Hashable:
     if op.kind in _STREAM_READERS:
         return ("stream", op.layer, *op.buffers[:2])
     return op_idx if op.kind in _STAGING else None
+
+
+def _times(op: Op) -> int:
+    """How often a task starts anew: a merge at every head, others once."""
+    return max(task.end - task.begin for task in op.tasks) if op.kind is TaskKind.MERGE else 1
 
 
 def _is_routed(model: ModelSpec, op: Op) -> bool:

@@ -93,9 +93,14 @@ class Memory:
 
     def backlog_ns(self, now_ns: float) -> float:
         """How long a request issued now waits behind the copies in the queue."""
-        self._forget(now_ns)
-        ahead_ns = max(0.0, self._ahead_at_zero - self._ahead_slope * now_ns)
-        return max(0.0, self._free_ns - now_ns - ahead_ns)
+        backlog_ns = self._free_ns - now_ns
+        if self._batches:
+            if self._batches[0][0] <= now_ns:
+                self._forget(now_ns)
+            ahead_ns = self._ahead_at_zero - self._ahead_slope * now_ns
+            if ahead_ns > 0.0:
+                backlog_ns -= ahead_ns
+        return backlog_ns if backlog_ns > 0.0 else 0.0
 
     def _forget(self, now_ns: float) -> None:
         """Leave only batches that are not wholly issued.

@@ -15,9 +15,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from megakernel.arrival import Arrival
 from megakernel.config import ConfigError, load_json
 from megakernel.hardware import HardwareSpec
-from simulator.program import Arrival
 from simulator.simulate import simulate
 from simulator.stream import Phase, PhaseSignal, StreamProgram, stream_records
 

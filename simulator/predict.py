@@ -6,6 +6,7 @@ by the `simulator` command and by the tuner.
 
 from __future__ import annotations
 
+from megakernel.arrival import DEFAULT_ARRIVAL, Arrival
 from megakernel.build import BuiltStep, assemble
 from megakernel.config import ConfigError
 from megakernel.cost import LiveState
@@ -17,7 +18,6 @@ from simulator.bounds import bounds
 from simulator.breakdown import Breakdown, blend, break_down
 from simulator.few_layers import runs, truncated
 from simulator.prediction import Prediction
-from simulator.program import DEFAULT_ARRIVAL, Arrival
 from simulator.routing import draw_states, mean_state, upper_quantile
 from simulator.step_run import run_step
 

@@ -7,13 +7,9 @@ read by `simulate.py` and `sm.py`.
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Literal
+from itertools import chain
 
-Arrival = Literal["release", "read_back", "relaxed"]
-"""What an arrival waits for: for the SM's copies in flight, for a trip of its results to L2 and back, for nothing."""
-
-DEFAULT_ARRIVAL: Arrival = "release"
-"""What predictions and searches price. The kernel's own default is `read_back`, which is faster."""
+from megakernel.arrival import DEFAULT_ARRIVAL, Arrival
 
 
 class ProgramError(Exception):
@@ -123,17 +119,16 @@ class Program:
             raise ProgramError("a program needs at least one SM")
         arrivals = [0] * self.num_counters
         waits: set[Wait] = set()
-        # A streaming program gives every SM the same list: look at each distinct list once.
-        distinct = Counter(map(id, self.sms))
-        for records in {id(each): each for each in self.sms}.values():
-            times = distinct[id(records)]
-            for record in records:
-                self._check(record)
-                waits.update(record.load_waits, record.run_waits)
-                if record.signal is not None:
-                    arrivals[record.signal.counter] += times
-                if record.arrive is not None:
-                    arrivals[record.arrive] += times
+        # SMs share records, and a streaming program gives every SM the same list: look at each record once.
+        records = {id(record): record for sm in self.sms for record in sm}
+        for record_id, times in Counter(map(id, chain.from_iterable(self.sms))).items():
+            record = records[record_id]
+            self._check(record)
+            waits.update(record.load_waits, record.run_waits)
+            if record.signal is not None:
+                arrivals[record.signal.counter] += times
+            if record.arrive is not None:
+                arrivals[record.arrive] += times
         object.__setattr__(self, "arrivals", tuple(arrivals))
         object.__setattr__(self, "waits", frozenset(waits))
 

@@ -31,10 +31,6 @@ class RingState:
 
 def spread(last_ns: float, step_ns: float, num: int) -> tuple[float, ...]:
     """`num` times, `step_ns` apart, up to `last_ns`."""
-    if num == 4:  # what fast mode asks for nearly always
-        third_ns = last_ns - step_ns
-        second_ns = third_ns - step_ns
-        return second_ns - step_ns, second_ns, third_ns, last_ns
     times = [last_ns]
     for _ in range(num - 1):
         last_ns -= step_ns

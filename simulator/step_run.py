@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from megakernel.arrival import DEFAULT_ARRIVAL, Arrival
 from megakernel.build import BuiltStep
 from megakernel.cost import LiveState
 from megakernel.hardware import HardwareSpec
 from megakernel.timeline import TaskSpan, Timeline
 from simulator.lowered import Lowered, lower_program
-from simulator.program import DEFAULT_ARRIVAL, Arrival
 from simulator.result import Result
 from simulator.simulate import simulate
 

@@ -10,9 +10,10 @@ from typing import Annotated
 
 from pydantic import Field
 
+from megakernel.arrival import DEFAULT_ARRIVAL, Arrival
 from megakernel.config import ConfigError, Frozen
 from megakernel.hardware import HardwareSpec
-from simulator.program import DEFAULT_ARRIVAL, Arrival, Label, Program, Record, Ring, Signal, Wait
+from simulator.program import Label, Program, Record, Ring, Signal, Wait
 
 PREVIOUS = "prev:"
 

@@ -12,7 +12,6 @@ from heapq import heappop, heappush, heapreplace
 from typing import ClassVar
 
 import simpy
-from simpy.events import NORMAL, EventPriority
 
 Action = Callable[[float], float | None]
 """What a timer does when it fires, told the time; it may return when the timer fires next, which is not past."""
@@ -26,7 +25,7 @@ class Clock(simpy.Environment):
     def __init__(self) -> None:
         """Nothing is armed."""
         super().__init__()
-        self.queue: list[tuple[float, EventPriority, int, Timer]] = []
+        self.queue: list[tuple[float, int, Timer]] = []
         self.numbers = self._eid  # of the timers armed so far
 
     def run_timers(self) -> None:
@@ -34,7 +33,7 @@ class Clock(simpy.Environment):
         queue, numbers = self.queue, self.numbers
         while queue:
             # The entry stays, ahead of all that its action adds, since one replacement is cheaper than two changes.
-            now_ns, _, _, timer = queue[0]
+            now_ns, _, timer = queue[0]
             self.now_ns = now_ns
             timer.callbacks = None  # pyright: ignore[reportAttributeAccessIssue] - as SimPy leaves an event that has fired
             again_ns = timer.action(now_ns)
@@ -42,7 +41,7 @@ class Clock(simpy.Environment):
                 heappop(queue)
             else:
                 timer.callbacks = timer.pending
-                heapreplace(queue, (again_ns, NORMAL, next(numbers), timer))
+                heapreplace(queue, (again_ns, next(numbers), timer))
 
 
 class Timer(simpy.Event):
@@ -69,4 +68,4 @@ class Timer(simpy.Event):
         env = self.env
         if at_ns < now_ns:  # noqa: PLR1730 - a comparison takes a third of the time of max()
             at_ns = now_ns
-        heappush(env.queue, (at_ns, NORMAL, next(env.numbers), self))
+        heappush(env.queue, (at_ns, next(env.numbers), self))

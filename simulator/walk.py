@@ -38,7 +38,8 @@ class Walk:
     """Times per record, and its number of copies.
 
     `signalled` is when its early signal was sent (if it has none, its run's start), `used` when its first copy could be
-    used. A timeline holds neither: they follow from the run's start and the chip's serial work.
+    used, `reached` when its last one's turn comes if all have landed. A timeline holds none of them: they follow from
+    the run's start and the chip's work.
     """
 
     records: npt.NDArray[np.void]
@@ -52,6 +53,7 @@ class Walk:
     end: Times
     signalled: Times
     used: Times
+    reached: Times
     copies: Numbers
 
     @property
@@ -97,22 +99,28 @@ def _gate(records: npt.NDArray[np.void], phase: str, slots: int, done: Times, by
 
 @dataclass(frozen=True)
 class Demand:
-    """What every task asks for, by task number: work up to its early signal, further work up to its copies, copies."""
+    """What every task asks for, by task number.
+
+    Work up to its early signal, further work up to its copies, the use of all of these but the last, their number.
+    """
 
     signal_ns: Times
     work_ns: Times
+    use_ns: Times
     copies: Numbers
 
 
 def demand_of(run: StepRun) -> Demand:
     """What the tasks of a simulated step asked for."""
     flat = [record for records in run.lowered.program.sms for record in records]
-    l2_bytes_per_ns = run.chip.costs.l2_bytes_per_ns
-    signal = np.empty(len(flat))
-    work = np.empty(len(flat))
+    costs, copy_bytes = run.chip.costs, run.step.choices.ring.copy_bytes
+    read_ns = costs.consume_copy_ns + copy_bytes / costs.consume_bytes_per_ns
+    copies = -(-run.lowered.cost.load_bytes // copy_bytes)
+    signal, work, each = np.empty(len(flat)), np.empty(len(flat)), np.empty(len(flat))
     signal[run.lowered.task_of] = [record.signal.work_ns if record.signal else 0.0 for record in flat]
-    work[run.lowered.task_of] = [record.work_ns + record.other_bytes / l2_bytes_per_ns for record in flat]
-    return Demand(signal, work, -(-run.lowered.cost.load_bytes // run.step.choices.ring.copy_bytes))
+    work[run.lowered.task_of] = [record.work_ns + record.other_bytes / costs.l2_bytes_per_ns for record in flat]
+    each[run.lowered.task_of] = [read_ns + record.copy_ns for record in flat]
+    return Demand(signal, work, np.maximum(copies - 1, 0) * each, copies)
 
 
 def walk_of_run(run: StepRun) -> Walk:
@@ -123,6 +131,7 @@ def walk_of_run(run: StepRun) -> Walk:
         for name in ("load_start_ns", "landed_ns", "run_wait_start_ns", "run_start_ns", "end_ns")
     )
     signalled = run_start + demand.signal_ns[lowered.task_of]
+    used = signalled + demand.work_ns[lowered.task_of]
     return Walk(
         records=run.step.table.records,
         task=lowered.task_of,
@@ -134,7 +143,8 @@ def walk_of_run(run: StepRun) -> Walk:
         run_start=run_start,
         end=end,
         signalled=signalled,
-        used=signalled + demand.work_ns[lowered.task_of],
+        used=used,
+        reached=used + demand.use_ns[lowered.task_of],
         copies=demand.copies[lowered.task_of],
     )
 
@@ -150,6 +160,7 @@ def walk_of_timeline(step: BuiltStep, timeline: Timeline, demand: Demand) -> Wal
     task = np.array([span.task for span in spans], dtype=np.int64)
     run_start, end = np.array([span.run_start_ns for span in spans]), np.array([span.end_ns for span in spans])
     signalled = np.minimum(run_start + demand.signal_ns[task], end)
+    used = np.minimum(signalled + demand.work_ns[task], end)
     return Walk(
         records=step.table.records[record_of[task]],
         task=task,
@@ -161,6 +172,7 @@ def walk_of_timeline(step: BuiltStep, timeline: Timeline, demand: Demand) -> Wal
         run_start=run_start,
         end=end,
         signalled=signalled,
-        used=np.minimum(signalled + demand.work_ns[task], end),
+        used=used,
+        reached=np.minimum(used + demand.use_ns[task], end),
         copies=demand.copies[task],
     )

@@ -7,9 +7,11 @@ that no search could solve: a model that does not fit the chip, a baseline that 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+
+from pydantic import BaseModel
 
 from megakernel import limits
 from megakernel.assets import locate
@@ -18,7 +20,7 @@ from megakernel.families import read_model
 from megakernel.hardware import HardwareSpec, load_hardware
 from megakernel.lowering import lower
 from megakernel.model import ModelSpec
-from megakernel.tiling import Choices
+from megakernel.tiling import Choices, Rounding
 from megakernel.workload import Bucket
 from tuner.search_config import SearchConfig
 from tuner.space import Space
@@ -49,6 +51,13 @@ class Problem:
     chip: HardwareSpec
     baselines: tuple[Baseline, ...]
 
+    def racing(self, bucket: Bucket, rounding: Rounding | None = None) -> tuple[Baseline, ...]:
+        """The baselines as they race in `bucket`: in the rounding that is settled, if one is, and a ring that fits."""
+        found = self.baselines
+        if rounding is not None:
+            found = tuple(replace(each, choices=_with(each.choices, rounding=rounding)) for each in found)
+        return tuple(replace(each, choices=_shortened(self.model, bucket, each.choices, self.chip)) for each in found)
+
 
 def load_problem(given: str, overrides: Iterable[str] = ()) -> Problem:
     """Read a search file and what it names; ConfigError says what is missing, malformed or impossible."""
@@ -62,15 +71,21 @@ def load_problem(given: str, overrides: Iterable[str] = ()) -> Problem:
     chip = load_hardware(beside(config.chip))
     hand_path, reference_path = beside(config.baselines.hand), beside(config.baselines.reference)
     hand, reference = load_toml(hand_path, Choices), load_toml(reference_path, Choices)
-    racing = baselines(hand, reference)
+    others = tuple(map(beside, config.baselines.also))
+    also = tuple(Baseline(path.stem.replace("-", " "), load_toml(path, Choices)) for path in others)
+    problem = Problem(given, config, model, chip, (*baselines(hand, reference), *also))
+    sources = (hand_path, reference_path, reference_path, *others)
     for bucket in config.buckets:
-        for source, baseline in zip((hand_path, reference_path, reference_path), racing, strict=True):
+        racing = problem.racing(bucket)
+        for source, written, baseline in zip(sources, problem.baselines, racing, strict=True):
+            # As it is given it must do for one row: more rows are all that shortens a ring.
+            _check(f"{source}: the {written.name}", model, bucket.model_copy(update={"rows": 1}), written.choices, chip)
             _check(f"{source}: the {baseline.name}", model, bucket, baseline.choices, chip)
-        short = limits.check_memory(lower(model, bucket, hand), chip)
+        short = limits.check_memory(lower(model, bucket, racing[0].choices), chip)
         if short:
             raise ConfigError(f"{given}: {_title(bucket)}: {short[0]}")
         _check_space(given, Space(model, bucket, chip, config.space), racing, (model, bucket, chip))
-    return Problem(given, config, model, chip, racing)
+    return problem
 
 
 def baselines(hand: Choices, reference: Choices) -> tuple[Baseline, ...]:
@@ -78,9 +93,23 @@ def baselines(hand: Choices, reference: Choices) -> tuple[Baseline, ...]:
     order = reference.interleave.order
     if hand.interleave.router_with_project:
         order = tuple(text for text in order if text != "route")
-    interleave = hand.interleave.model_copy(update={"order": order})
-    mixed = hand.model_copy(update={"interleave": interleave})
+    mixed = _with(hand, interleave=hand.interleave.model_copy(update={"order": order}))
     return Baseline(HAND, hand), Baseline(REFERENCE, reference), Baseline(REFERENCE_ORDER, mixed)
+
+
+def _shortened(model: ModelSpec, bucket: Bucket, choices: Choices, chip: HardwareSpec) -> Choices:
+    """The same with fewer stages, if more rows leave no room for all: a ring is no reason to leave a race."""
+    ring, fits = choices.ring, limits.most_stages(model, bucket, choices, chip)
+    if not 0 < fits < ring.stages:
+        return choices
+    cap = ring.in_flight_cap_bytes
+    bytes_left = fits * ring.copy_bytes
+    fewer = {"stages": fits, "in_flight_cap_bytes": cap if cap is None else min(cap, bytes_left)}
+    return _with(choices, ring=ring.model_copy(update=fewer))
+
+
+def _with(choices: Choices, **parts: BaseModel) -> Choices:
+    return choices.model_copy(update=parts)
 
 
 def _check_space(

@@ -65,7 +65,7 @@ def all_candidates(problem: Problem, bucket: Bucket) -> dict[str, Choices]:
     num_points = 1
     for each in space.dimensions:
         num_points *= len(each.values)
-    found = {each.choices: each.name for each in problem.baselines}
+    found = {each.choices: each.name for each in problem.racing(bucket)}
     if num_points <= MOST_CANDIDATES:
         for point in product(*(range(len(each.values)) for each in space.dimensions)):
             choices = space.choices({each.name: idx for each, idx in zip(space.dimensions, point, strict=True)})

@@ -21,7 +21,7 @@ from tuner.finals import Finals, Stadium, hold_finals
 from tuner.journal import BucketJournal, Journal
 from tuner.measure import MeasurerFor
 from tuner.outcome import Rung, Scored
-from tuner.problem import Baseline, Problem
+from tuner.problem import Problem
 from tuner.queue import RemoteWorkers
 from tuner.race import Standing
 from tuner.rounding import common, settle
@@ -170,7 +170,8 @@ class _Search:
             if result.raced.ended is not Ended.COMPLETE or result.finals is not None:
                 continue
             workers = self._noted(idx, self._study(idx, result.best.choices.rounding))
-            racing = [each.choices for each in self._problem.baselines if each.choices.rounding == own]
+            bucket = self._problem.config.buckets[idx]
+            racing = [each.choices for each in self._problem.racing(bucket) if each.choices.rounding == own]
             for outcome in workers.evaluate(racing, Rung.ALL_LAYERS):
                 if isinstance(outcome, Scored) and outcome.expected_ns < result.best.score.expected_ns:
                     return True
@@ -204,7 +205,7 @@ class _Search:
         workload = Workload.nominal(bucket).model_copy(update={"routing": config.routing})
         return Course(
             Space(problem.model, bucket, problem.chip, config.space, rounding),
-            tuple(_with_rounding(each, rounding) for each in problem.baselines),
+            problem.racing(bucket, rounding),
             config,
             bounds(problem.model, problem.chip, workload).lower_ns,
         )
@@ -215,12 +216,6 @@ class _Search:
     def _noted(self, idx: int, study: BucketJournal) -> NotedWorkers:
         evaluator = self._evaluator_for(self._problem, self._problem.config.buckets[idx])
         return NotedWorkers(self._workers, evaluator, study)
-
-
-def _with_rounding(baseline: Baseline, rounding: Rounding | None) -> Baseline:
-    if rounding is None:
-        return baseline
-    return Baseline(baseline.name, baseline.choices.model_copy(update={"rounding": rounding}))
 
 
 def _entry(problem: Problem, result: BucketResult) -> PlanEntry:

@@ -8,16 +8,21 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from megakernel.arrival import DEFAULT_ARRIVAL
 from megakernel.config import Frozen
 from megakernel.tiling import MAX_TASKS, TILE_COLUMNS
 from megakernel.workload import Bucket, Routing
 
 
 class Baselines(Frozen):
-    """Files of choices that race in every search, so that its result is never worse than any of them."""
+    """Files of choices that race in every search, so that its result is never worse than any of them.
+
+    `also` names others, the best that a card has seen so far, say; they are called by their files' names.
+    """
 
     hand: str
     reference: str
+    also: tuple[str, ...] = ()
 
 
 class Budget(Frozen):
@@ -73,7 +78,7 @@ class Measuring(Frozen):
     seconds: float = Field(default=600.0, gt=0)
     timeout_s: float = Field(default=300.0, gt=0)
     retries: int = Field(default=1, ge=0)
-    kernel: dict[str, str | int | bool] = Field(default_factory=lambda: {"arrival": "read_back"})
+    kernel: dict[str, str | int | bool] = Field(default_factory=lambda: {"arrival": DEFAULT_ARRIVAL})
     steps: int = Field(default=1, ge=1)
 
 

@@ -27,6 +27,10 @@ Prefixes = npt.NDArray[np.int32]
 Ints = npt.NDArray[np.int64]
 
 
+_AS_BEFORE = -1
+_ROOM = 256  # states, to begin with
+
+
 @dataclass(frozen=True)
 class Overtaking:
     """Record `arriver` of step `steps[1]` may arrive at `counter` before `waiter` of `steps[0]` has waited there."""
@@ -52,7 +56,7 @@ class Knowledge:
         self.index_of = np.arange(len(table.records)) - table.offsets[:-1].astype(np.int64)[self.sm_of]
         self._order = execution.order
         self._arrivals: list[list[tuple[int, int, int, int, int]]] = []
-        self._states: list[Prefixes] = []
+        self._states: Prefixes = np.zeros((_ROOM, len(lengths)), dtype=np.int32)
         self._known: dict[Target, Prefixes] = {}
         self._sweep()
 
@@ -64,28 +68,26 @@ class Knowledge:
         """
         arrivals = self._arrivals = [[] for _ in self.table.totals]
         turns, num_sms = self.turns, len(self.turns)
-        states = self._states = [np.zeros(num_sms, dtype=np.int32)]
-        number_of = {states[0].tobytes(): 0}
+        number_of = {self._states[0].tobytes(): 0}
         learnt: dict[tuple[int, int | tuple[Target, ...]], int] = {}
 
         def learn(state: int, more: int | tuple[Target, ...]) -> int:
             """The state that joins `state` with another one or with what targets tell."""
             if (found := learnt.get((state, more))) is None:
-                parts = [states[more]] if isinstance(more, int) else [self._reached(target) for target in more]
-                joined = np.maximum.reduce([states[state], *parts])
-                found = learnt[state, more] = number_of.setdefault(joined.tobytes(), len(states))
-                if found == len(states):
-                    states.append(joined)
+                parts = [self._states[more]] if isinstance(more, int) else [self._reached(target) for target in more]
+                joined = np.maximum.reduce([self._states[state], *parts])
+                found = learnt[state, more] = number_of.setdefault(joined.tobytes(), len(number_of))
+                if found == len(self._states):
+                    self._states = np.concatenate([self._states, np.empty_like(self._states)])
+                self._states[found] = joined
             return found
 
-        load, run = ([[0] * len(self.table.records) for _ in range(self.steps)] for _ in range(2))
+        load, run = ([[_AS_BEFORE] * len(self.table.records) for _ in range(self.steps)] for _ in range(2))
         producers, consumers = [0] * num_sms, [0] * num_sms
         for sm, index, is_load in self._order:
             row, step, end, load_targets, run_targets, early, arrive = turns[sm][index]
             if is_load:
-                if load_targets:
-                    producers[sm] = learn(producers[sm], load_targets)
-                load[step][row] = producers[sm]
+                load[step][row] = producers[sm] = learn(producers[sm], load_targets)
                 continue
             if load_targets:
                 consumers[sm] = learn(consumers[sm], load[step][row])
@@ -96,10 +98,20 @@ class Knowledge:
                 arrivals[early].append((step, row, sm, end - 1, state))
             if arrive != NONE:
                 arrivals[arrive].append((step, row, sm, end, state))
-        distinct = np.array(states)
-        self.load, self.run = distinct[np.array(load)], distinct[np.array(run)]
+        self.load, self.run = self._states[self._filled(np.array(load))], self._states[np.array(run)]
         for step in range(self.steps):
             self.run[step, np.arange(len(self.sm_of)), self.sm_of] = step * self.points[self.sm_of] + 2 * self.index_of
+
+    def _filled(self, load: Ints) -> Ints:
+        """Numbers of states [steps, records] with those of the loads before written in for _AS_BEFORE."""
+        places = np.argsort(self.sm_of[None, :] + np.zeros_like(load), axis=None, kind="stable")
+        listed = load.ravel()[places]  # list after list, step after step
+        first = np.searchsorted(np.repeat(self.sm_of, self.steps), np.unique(self.sm_of))
+        listed[first] = np.maximum(listed[first], 0)
+        known = np.maximum.accumulate(np.where(listed == _AS_BEFORE, 0, np.arange(len(listed))))
+        filled = np.empty_like(listed)
+        filled[places] = listed[known]
+        return filled.reshape(load.shape)
 
     def _reached(self, target: Target) -> Prefixes:
         """What is known once `target` is reached: at first, given the arrivals so far."""
@@ -118,8 +130,7 @@ class Knowledge:
     def _arrived(self, counter: int) -> tuple[Prefixes, Ints, Ints]:
         """Arrivals at a counter: what each knows, with its step and its record."""
         steps, rows, sms, points, states = np.array(self._arrivals[counter], dtype=np.int64).reshape(-1, 5).T
-        known: Prefixes = np.array([self._states[state] for state in states], dtype=np.int32)
-        known = known.reshape(-1, len(self.turns))
+        known = self._states[states]
         known[np.arange(len(known)), sms] = points
         return known, steps, rows
 
@@ -137,20 +148,22 @@ class Knowledge:
         if distance >= self.steps:
             return
         waiters, counters, lags, _ = _waits(self.table)
-        for counter in np.unique(counters):
+        by_counter = np.argsort(counters, kind="stable")
+        used, begins = np.unique(counters[by_counter], return_index=True)
+        for counter, places in zip(used.tolist(), np.split(by_counter, begins)[1:], strict=True):
             known, steps, arrivers = self._arrived(counter)
-            rows, lag = waiters[counters == counter], lags[counters == counter]
+            rows, lag = waiters[places], lags[places]
+            sms = self.sm_of[rows]
             for step in range(self.steps - distance):
                 later = np.nonzero(steps == step + distance)[0]
                 if not len(later):
                     continue
-                sms = self.sm_of[rows]
                 # a wait is known to be met once its own record has signalled something
                 met = (step + lag) * self.points[sms] + 2 * self.index_of[rows] + 1
-                first = known[later].argmin(axis=0)[sms]
-                for wait in np.nonzero((known[later[first], sms] < met) & (step + lag < self.steps))[0]:
+                for wait in np.nonzero((known[later].min(axis=0)[sms] < met) & (step + lag < self.steps))[0]:
+                    first = later[known[later, sms[wait]].argmin()]
                     pair = int(step + lag[wait]), step + distance
-                    yield Overtaking(int(counter), int(rows[wait]), int(arrivers[later[first[wait]]]), pair)
+                    yield Overtaking(counter, int(rows[wait]), int(arrivers[first]), pair)
 
 
 def know(table: TaskTable) -> tuple[Knowledge | None, Execution]:

@@ -7,8 +7,7 @@ one greedy execution reaches everything that any execution reaches, and it is st
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from itertools import pairwise
-from typing import NamedTuple
+from itertools import pairwise, repeat
 
 import numpy as np
 
@@ -21,26 +20,23 @@ Target = tuple[int, int]
 """A counter and the count, over all steps, that a wait asks for; 0 where it asks for nothing, as in the first step."""
 
 
-class Turn(NamedTuple):
-    """One record in one step. `row` is the record's, `end` the point of its SM at which the run is over.
+Turn = tuple[int, int, int, tuple[Target, ...], tuple[Target, ...], int, int]
+"""One record in one step: row, step, end, targets of its load and of its run, where it arrives early and at its end.
 
-    Points number what an SM has done through all steps: `end - 1` is the end of the early part.
-    """
+`end` is the point of its SM at which the run is over: points number what an SM has done through all steps, and
+`end - 1` is the end of the early part. A plain tuple, since there are a hundred thousand of them.
+"""
 
-    row: int
-    step: int
-    end: int
-    load: tuple[Target, ...]
-    run: tuple[Target, ...]
-    early: int
-    arrive: int
-
+_LOAD = 3  # place of a load's targets in a turn
 
 Turns = list[list[Turn]]
 """Per SM, its turns through all steps."""
 
 Event = tuple[int, int, bool]
-"""SM, index in its turns, and whether it is the load that begins (or the run that takes place)."""
+"""SM, index in its turns, and whether it is the load that begins (or the run that takes place).
+
+A load that waits for nothing begins as soon as the one before it has, and is left out.
+"""
 
 
 def take_turns(table: TaskTable, steps: int) -> Turns:
@@ -49,34 +45,32 @@ def take_turns(table: TaskTable, steps: int) -> Turns:
     early, arrive = table.records["early"].tolist(), table.records["arrive"].tolist()
     turns: Turns = []
     for begin, end in pairwise(table.offsets.tolist()):
-        rows = ((step, row) for step in range(steps) for row in range(begin, end))
-        turns.append(
-            [
-                Turn(row, step, 2 * index, load[row][step], run[row][step], early[row], arrive[row])
-                for index, (step, row) in enumerate(rows, start=1)
-            ]
-        )
+        listed: list[Turn] = []
+        for step in range(steps):
+            ends = range(2 * (len(listed) + 1), 2 * (len(listed) + 1 + end - begin), 2)
+            targets = (targets[step][begin:end] for targets in (load, run))
+            listed += zip(range(begin, end), repeat(step), ends, *targets, early[begin:end], arrive[begin:end])
+        turns.append(listed)
     return turns
 
 
-def _targets(table: TaskTable, phase: str, steps: int) -> list[tuple[tuple[Target, ...], ...]]:
-    """Per record, its targets in every step. Many records wait alike: each list of waits is decoded once."""
+def _targets(table: TaskTable, phase: str, steps: int) -> list[list[tuple[Target, ...]]]:
+    """Per step and record, its targets. Many records wait alike: each list of waits is decoded once."""
     totals = table.totals.tolist()
     waits = table.records[f"{phase}_waits"]
     raw, row_bytes, wait_bytes = waits.tobytes(), waits.itemsize * waits.shape[1], waits.itemsize
-    decoded: dict[bytes, tuple[tuple[Target, ...], ...]] = {}
-    targets: list[tuple[tuple[Target, ...], ...]] = []
-    for row, used in enumerate(table.records[f"num_{phase}_waits"].tolist()):
-        key = raw[row * row_bytes : row * row_bytes + used * wait_bytes]
-        if key not in decoded:
-            decoded[key] = tuple(
-                tuple(
-                    (counter, (step - lag) * totals[counter] + need if step >= lag else 0)
-                    for counter, lag, need in np.frombuffer(key, waits.dtype).tolist()
-                )
-                for step in range(steps)
+    used = table.records[f"num_{phase}_waits"].tolist()
+    keys = [raw[row * row_bytes : row * row_bytes + num * wait_bytes] for row, num in enumerate(used)]
+    decoded = {key: np.frombuffer(key, waits.dtype).tolist() for key in dict.fromkeys(keys)}
+    targets: list[list[tuple[Target, ...]]] = []
+    for step in range(steps):
+        of = {
+            key: tuple(
+                (counter, (step - lag) * totals[counter] + need if step >= lag else 0) for counter, lag, need in found
             )
-        targets.append(decoded[key])
+            for key, found in decoded.items()
+        }
+        targets.append([of[key] for key in keys])
     return targets
 
 
@@ -91,7 +85,9 @@ class Execution:
         self.table, self.turns = table, turns
         self.counts = [0] * table.num_counters
         self.order: list[Event] = []
-        self.loads = [0] * table.num_sms
+        # Loads that wait for something, of each SM in turn; only there a producer can stop.
+        self._gates = [iter([index for index, turn in enumerate(each) if turn[_LOAD]] + [len(each)]) for each in turns]
+        self.loads = [next(gates) for gates in self._gates]
         self.runs = [0] * table.num_sms
         self.stuck: dict[int, list[tuple[int, Target]]] = {}
         self._execute()
@@ -118,31 +114,29 @@ class Execution:
     def _advance(self, sm: int) -> set[int]:
         """Run one SM as far as it goes; the counters it arrived at."""
         turns, counts, order = self.turns[sm], self.counts, self.order
-        loads, runs = self.loads[sm], self.runs[sm]
+        loads, runs, end = self.loads[sm], self.runs[sm], len(turns)
         arrived: set[int] = set()
         while True:
-            load_lacks = None
-            while loads < len(turns):
-                targets = turns[loads].load
-                if targets and (load_lacks := _unmet(targets, counts)) is not None:
-                    break
+            load_lacks = run_lacks = None
+            while loads < end and (load_lacks := _unmet(turns[loads][_LOAD], counts)) is None:
                 order.append((sm, loads, True))
-                loads += 1
-            run_lacks = None
+                loads = next(self._gates[sm])
             if runs == loads:
                 break
-            turn = turns[runs]
-            if turn.run and (run_lacks := _unmet(turn.run, counts)) is not None:
+            _, _, _, _, targets, early, arrive = turns[runs]
+            if targets and (run_lacks := _unmet(targets, counts)) is not None:
                 break
             order.append((sm, runs, False))
             runs += 1
-            for counter in (turn.early, turn.arrive):
-                if counter != NONE:
-                    counts[counter] += 1
-                    arrived.add(counter)
+            if early != NONE:
+                counts[early] += 1
+                arrived.add(early)
+            if arrive != NONE:
+                counts[arrive] += 1
+                arrived.add(arrive)
         self.loads[sm], self.runs[sm] = loads, runs
         self.stuck.pop(sm, None)
-        if runs < len(turns):
+        if runs < end:
             lacks = ((runs, run_lacks), (loads, load_lacks))
             self.stuck[sm] = [(turn, target) for turn, target in lacks if target is not None]
         return arrived
@@ -153,7 +147,8 @@ class Execution:
         tasks = self.table.records["task"]
 
         def title(sm: int, turn: int) -> str:
-            return f"{names[int(tasks[self.turns[sm][turn].row])]} of step {self.turns[sm][turn].step}"
+            row, step, *_ = self.turns[sm][turn]
+            return f"{names[int(tasks[row])]} of step {step}"
 
         def blocker(sm: int) -> tuple[str, int | None]:
             turn, (counter, count) = self.stuck[sm][0]
@@ -162,7 +157,8 @@ class Execution:
             text += f", it stands at {self.counts[counter]}"
             for other in self.stuck:
                 for later in range(self.runs[other], len(self.turns[other])):
-                    if counter in (self.turns[other][later].early, self.turns[other][later].arrive):
+                    *_, early, arrive = self.turns[other][later]
+                    if counter in (early, arrive):
                         return f"{text}; {title(other, later)} on SM {other} would arrive there", other
             return f"{text}; nothing that is left arrives there", None
 
@@ -179,7 +175,7 @@ class Execution:
             if not best or len(ring) < len(best):
                 best = ring
         left = (self.turns[sm][self.runs[sm]] for sm in self.stuck)
-        step, task = min((turn.step, int(tasks[turn.row])) for turn in left)
+        step, task = min((step, int(tasks[row])) for row, step, *_ in left)
         message = f"{names[task]} of step {step} never runs; {len(self.stuck)} of {len(self.turns)} SMs stop"
         return Finding("deadlock", message, tuple(best))
 

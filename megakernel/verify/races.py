@@ -195,19 +195,29 @@ def _clashes(past: _Accesses, now: _Accesses, *, same_op: bool) -> Iterator[_Cla
             theirs, mine = np.nonzero(past.early == early)[0], np.nonzero(now.load == load)[0]
             if not (len(theirs) and len(mine)):
                 continue
+            writes, written = past.write[theirs], now.write[mine]
+            if not (writes.any() or written.any()):
+                continue
             meets = overlap(past.boxes[theirs], now.boxes[mine])
-            meets &= past.write[theirs][:, None] | now.write[mine][None, :]
+            if not (writes.all() or written.all()):
+                meets &= writes[:, None] | written[None, :]
             if same_op:
                 meets &= past.tasks[theirs][:, None] < now.tasks[mine][None, :]
                 meets &= ~(past.partitioned[theirs][:, None] & now.partitioned[mine][None, :])
-            first, second = np.nonzero(meets)
-            if not len(first):
+            lefts, pairs = _by_task(past.tasks[theirs], meets)
+            rights, pairs = _by_task(now.tasks[mine], pairs.T)
+            pairs = pairs.T
+            before, after = pairs.any(axis=1), pairs.any(axis=0)
+            if not before.any():
                 continue
-            pairs = np.zeros((past.tasks.max() + 1, now.tasks.max() + 1), dtype=np.bool_)
-            pairs[past.tasks[theirs[first]], now.tasks[mine[second]]] = True
-            lefts, rights = np.nonzero(pairs.any(axis=1))[0], np.nonzero(pairs.any(axis=0))[0]
-            if np.count_nonzero(pairs) == len(lefts) * len(rights):
-                yield _Clash(lefts, rights, early, load, complete=True)
+            if np.count_nonzero(pairs) == np.count_nonzero(before) * np.count_nonzero(after):
+                yield _Clash(lefts[before], rights[after], early, load, complete=True)
             else:
                 before, after = np.nonzero(pairs)
-                yield _Clash(before, after, early, load, complete=False)
+                yield _Clash(lefts[before], rights[after], early, load, complete=False)
+
+
+def _by_task(tasks: Ints, meets: Bools) -> tuple[Ints, Bools]:
+    """Tasks, and rows of [accesses, n] joined by the task whose access a row is; accesses come in order of tasks."""
+    distinct, starts = np.unique(tasks, return_index=True)
+    return distinct, meets if len(distinct) == len(meets) else np.logical_or.reduceat(meets, starts, axis=0)

@@ -12,12 +12,13 @@ from pathlib import Path
 from pydantic import Field
 
 from megakernel.build import BuiltStep, build_step
-from megakernel.config import ConfigError, Frozen, load_toml, override
+from megakernel.config import ConfigError, Frozen, load_json, load_toml, override
 from megakernel.families import read_model
 from megakernel.hardware import HardwareSpec, load_hardware
 from megakernel.kinds import TaskKind
 from megakernel.measurement import Card, Fault, Record, Sample
 from megakernel.model import BF16_BYTES, ModelSpec, RoutedMlp
+from megakernel.plan import Plan
 from megakernel.tiling import Choices
 from megakernel.timeline import Timeline
 from megakernel.verify import verify
@@ -35,7 +36,10 @@ from runtime.gpu.trace import to_timeline
 
 
 class Variant(Frozen):
-    """One thing to time: choices from a file, dotted assignments to them, and how the kernel is compiled."""
+    """One thing to time: choices, dotted assignments to them, and how the kernel is compiled.
+
+    `choices` is a file of choices, TOML, or a plan, JSON, whose entry for the bucket is meant.
+    """
 
     name: str
     choices: str
@@ -99,7 +103,7 @@ def read_campaign(path: Path, faults: dict[str, Fault] | None = None) -> Campaig
     model, chip = read_model(base / config.model), load_hardware(base / config.chip)
     steps: dict[str, BuiltStep] = {}
     for variant in config.variants:
-        choices = override(load_toml(base / variant.choices, Choices), variant.set)
+        choices = override(choices_of(base / variant.choices, bucket), variant.set)
         try:
             steps[variant.name] = build_step(model, config.bucket, choices, chip)
         except ConfigError as error:
@@ -107,6 +111,17 @@ def read_campaign(path: Path, faults: dict[str, Fault] | None = None) -> Campaig
                 raise
             faults[variant.name] = Fault(kind="illegal", text=str(error))
     return Campaign(config, model, chip, steps)
+
+
+def choices_of(path: Path, bucket: Bucket) -> Choices:
+    """Read a file of choices, or what a plan chooses for `bucket`; ConfigError when it has no such entry."""
+    if path.suffix != ".json":
+        return load_toml(path, Choices)
+    entries = {entry.bucket: entry.choices for entry in load_json(path, Plan).entries}
+    if bucket not in entries:
+        has = ", ".join(f"{each.rows} x {each.max_context_tokens}" for each in entries)
+        raise ConfigError(f"{path}: the plan has no entry for {bucket.rows} x {bucket.max_context_tokens}, only {has}")
+    return entries[bucket]
 
 
 def check(campaign: Campaign, name: str | None = None) -> dict[str, str]:

@@ -7,10 +7,10 @@ compiler and no card. Called by `compile` and by whoever launches, which must ag
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from pydantic import Field
 
+from megakernel.arrival import DEFAULT_ARRIVAL, Arrival
 from megakernel.build import BuiltStep
 from megakernel.config import ConfigError, Frozen
 from megakernel.hardware import HardwareSpec
@@ -23,15 +23,6 @@ from megakernel.workspace import CONSUMER_WARPS, Workspace, down_columns, worksp
 
 UNLIKELY = 0x9E3779B9
 """Random data never fold to this in practice, so that what looks used costs no store."""
-
-Arrival = Literal["release", "fence", "read_back", "relaxed"]
-"""How an arrival is ordered after what the run wrote.
-
-`release` and `fence` are sound by PTX's memory model, and wait for all copies in flight to the SM. `read_back` loads
-every result again from where all SMs meet, and adds relaxed once they are there: sound on chips whose relaxed accesses
-of gpu scope go to one L2, past every cache, as Hopper's do; in streaming mode, where there are no results, a word
-stands for them. `relaxed` is sound only as long as runs write nothing.
-"""
 
 
 class KernelOptions(Frozen):
@@ -50,7 +41,7 @@ class KernelOptions(Frozen):
     poll_stagger_cycles: int = Field(default=400, ge=0)
     poll_pause_ns: int = Field(default=0, ge=0)
     counter_stride: int = Field(default=32, ge=1)
-    arrival: Arrival = "read_back"
+    arrival: Arrival = DEFAULT_ARRIVAL
     evict_first: bool = True
     proxy_fence: bool = True
     trace: bool = False

@@ -252,11 +252,16 @@ class CurveChart extends TimeChart {
       ctx.lineTo(LEFT + this.plotWidth, y(level.value));
       ctx.stroke();
       ctx.setLineDash([]);
-      ctx.fillStyle = color("--ink");
       ctx.textAlign = level.side || "right";
       ctx.textBaseline = "bottom";
       const x = level.side === "left" ? LEFT + 6 : LEFT + this.plotWidth - 6;
-      ctx.fillText(`${level.name} ${short(level.value)} ${unit}`, x, y(level.value) - 1);
+      const text = `${level.name} ${short(level.value)} ${unit}`, width = ctx.measureText(text).width;
+      ctx.fillStyle = color("--back"); // so that a curve behind leaves it legible
+      ctx.globalAlpha = 0.8;
+      ctx.fillRect(level.side === "left" ? x - 2 : x - width - 2, y(level.value) - 14, width + 4, 13);
+      ctx.globalAlpha = 1;
+      ctx.fillStyle = color("--ink");
+      ctx.fillText(text, x, y(level.value) - 1);
     });
     this.frame(ctx);
     this.pointerLine(ctx);

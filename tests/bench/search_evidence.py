@@ -114,7 +114,7 @@ def one(cell: tuple[str, int], way: str, seed: int, seconds: float, cache: Cache
         "p95_ns": round(raced.standings[0].score.p95_ns),
         "floor_ns": round(study._floor_ns),
         "roofline_ns": round(raced.standings[0].score.roofline_ns),
-        **{each.name: round(by_choices[each.choices]) for each in problem.baselines},
+        **{each.name: round(by_choices[each.choices]) for each in problem.racing(problem.config.buckets[0])},
         "candidates": len(raced.attempts),
         "cpu_s": round(raced.elapsed_s, 1),
     }

@@ -5,7 +5,8 @@
 North Mini Code, one row of 8192 tokens, H200, the hand choices. Prints one JSON line of processor seconds, least of the
 repeats, since a shared machine only ever adds: `step` simulates 49 layers of a built step; `bounds`, `few_layers` and
 `all_layers` score a candidate as a search does, from choices: limits and closed-form bounds, then lowered, verified and
-simulated with few layers, then with all. Rates are of two cores, at twice one core's.
+simulated with few layers (the table that is proved is the one that is simulated), then with all. Rates are of two
+cores, at twice one core's.
 """
 
 # ruff: noqa: T201 - a script reports on stdout
@@ -26,16 +27,13 @@ from megakernel.build import build_step
 from megakernel.verify import verify
 from megakernel.workload import Workload
 from simulator.bounds import bounds
-from simulator.estimate import estimate_step_ns
-from simulator.few_layers import truncated
+from simulator.estimate import estimate_ns, shorten
 from simulator.lowered import lower_program
 from simulator.routing import mean_state
 from simulator.simulate import simulate
 from simulator.timer import Clock
 
 CORES = 2
-FEW_LAYERS = 5
-"""Layers of the table that is proved on the few-layer rung: the irregular first one and a period."""
 
 
 def main() -> None:
@@ -50,9 +48,10 @@ def main() -> None:
     program = lower_program(step, state, chip).program
 
     def few_layers() -> None:
-        few = build_step(truncated(model, FEW_LAYERS), bucket, choices, chip)
-        assert not verify(few.graph, few.table)
-        estimate_step_ns(model, bucket, choices, chip, workload)
+        assert not limits.reasons(model, bucket, choices, chip)
+        few = shorten(model, bucket, choices, chip)
+        assert not verify(few.step.graph, few.step.table)
+        estimate_ns(few, chip, workload)
 
     def all_layers() -> None:
         built = build_step(model, bucket, choices, chip)

@@ -2,8 +2,12 @@
 
 import pytest
 
+from megakernel import limits
 from megakernel.assets import asset
-from megakernel.config import ConfigError, load_toml, override
+from megakernel.config import ConfigError, load_json, load_toml, override
+from megakernel.families import read_model
+from megakernel.hardware import load_hardware
+from megakernel.plan import Plan
 from megakernel.tiling import Choices
 from tuner.problem import load_problem
 from tuner.request import all_candidates
@@ -43,6 +47,27 @@ def test_the_shipped_request_is_what_the_search_asks_for():
     asked = all_candidates(problem, config.bucket)
     assert {name: read[name] for name in asked} == asked
     assert len(asked) > 20
+
+
+@pytest.mark.parametrize("path", sorted(asset("configs/measure").glob("*.toml")), ids=lambda path: path.stem)
+def test_every_variant_of_a_shipped_measurement_is_legal(path):
+    from runtime.gpu.campaign import MeasureConfig, choices_of
+
+    config = load_toml(path, MeasureConfig)
+    model, chip = read_model(path.parent / config.model), load_hardware(path.parent / config.chip)
+    for each in config.variants:
+        choices = override(choices_of(path.parent / each.choices, config.bucket), each.set)
+        assert limits.reasons(model, config.bucket, choices, chip) == [], each.name
+
+
+def test_a_variant_may_be_the_plan_of_its_bucket_and_of_no_other():
+    from runtime.gpu.campaign import choices_of
+
+    path = asset("configs/plans/north-mini-code-h200.json")
+    (entry,) = load_json(path, Plan).entries
+    assert choices_of(path, entry.bucket) == entry.choices
+    with pytest.raises(ConfigError, match="no entry for 3 x 16384, only 1 x 16384"):
+        choices_of(path, entry.bucket.model_copy(update={"rows": 3}))
 
 
 def test_a_tolerant_campaign_names_what_can_not_be_built(tmp_path):

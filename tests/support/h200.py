@@ -11,9 +11,11 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 from megakernel.hardware import HardwareSpec
 from simulator.microbench import Point
+from simulator.result import Result
 from simulator.simulate import simulate
 from simulator.stream import Phase, StreamProgram, stream_records
 
@@ -21,8 +23,8 @@ DATA = Path(__file__).parents[1] / "data"
 CHIP = Path(__file__).parents[2] / "configs" / "hardware" / "h200.toml"
 LAYERS = 49
 SMS = 132
-# The steps are periodic: two short runs that differ by whole layers give the time of a layer.
-SHORT, LONG = 5, 9
+# The steps are periodic: one short run gives the time of a layer, between the ends of two of its last.
+RUN, SETTLED = 9, 5
 HELD_OUT_COPY_BYTES = 4096
 HELD_OUT_ORDER = "QKV ATT UP DOWN O"
 HELD_OUT_STRIDE = 5  # and every fifth of the other cells
@@ -123,11 +125,16 @@ def _even(cell: Cell) -> tuple[Phase, ...]:
 
 
 def simulated_ms(cell: Cell, chip: HardwareSpec, *, exact: bool = False) -> float:
-    """Time of the whole step, from two short runs."""
-    short, long = (
-        simulate(stream_records(cell.program(layers), chip), chip, exact=exact).total_ns for layers in (SHORT, LONG)
-    )
-    return (long + (long - short) / (LONG - SHORT) * (LAYERS - LONG)) / 1e6
+    """Time of the whole step, from a short run."""
+    stream = cell.program(RUN)
+    found = simulate(stream_records(stream, chip, arrival="release"), chip, exact=exact)
+    settled, last = (_layer_end_ns(found, layer, len(stream.phases)) for layer in (SETTLED, RUN))
+    return (found.total_ns + (last - settled) / (RUN - SETTLED) * (LAYERS - RUN)) / 1e6
+
+
+def _layer_end_ns(found: Result, layers: int, phases: int) -> float:
+    """When the SMs had done so many layers, on average."""
+    return fmean(sm.end_ns[layers * phases - 1] for sm in found.sms)
 
 
 def simulate_cells(

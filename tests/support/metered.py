@@ -99,8 +99,9 @@ def study_of(
     journal = Journal.in_memory().bucket("compared")
     floor_ns = bounds(problem.model, problem.chip, Workload.nominal(bucket)).lower_ns
     space = Space(problem.model, bucket, problem.chip, config.space)
-    freeze(space, problem.baselines[0].choices, frozen)
-    whole = Course(space, problem.baselines, config, floor_ns, clock=meter.clock, **course)
+    racing = problem.racing(bucket)
+    freeze(space, racing[0].choices, frozen)
+    whole = Course(space, racing, config, floor_ns, clock=meter.clock, **course)
     return BucketStudy(whole, NotedWorkers(Workers(1), meter, journal), journal, lambda _: None)
 
 

@@ -11,8 +11,10 @@ from support.browser import needs_chromium, show
 from support.plans import plan_of
 from support.predicting import short_step
 
+from megakernel.arrival import DEFAULT_ARRIVAL
 from megakernel.config import ConfigError, pretty_json
 from megakernel.timeline import Timeline
+from megakernel.work import WorkCosts
 from megakernel.workload import Workload
 from simulator.cli import main
 from simulator.compare import both_in_perfetto, compare
@@ -36,7 +38,8 @@ def simulated(chip=None, name="hand", layers=LAYERS, arrival="release"):
 
 @pytest.fixture(scope="module")
 def run():
-    return simulated()
+    """A step whose path has every kind of link: where tasks compute for long, no full ring holds anything up."""
+    return simulated(north.chip().model_copy(update={"work": WorkCosts()}))
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +217,7 @@ def command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     step = short_step(layers=2)
     (tmp_path / "plan.json").write_text(pretty_json(plan_of(step, north.chip())), encoding="utf-8")
-    run = simulated(layers=2)
+    run = simulated(layers=2, arrival=DEFAULT_ARRIVAL)
     (tmp_path / "trace.json").write_text(later(run.timeline(), 30e3, 5e3).to_perfetto(), encoding="utf-8")
 
     def call(*arguments):

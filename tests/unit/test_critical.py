@@ -40,7 +40,8 @@ def made_up(records, lists):
         dtype += [(f"num_{phase}_waits", "u1"), (f"{phase}_waits", [("counter", "u2"), ("lag", "u1")], (4,))]
     packed = np.zeros(len(records), dtype)
     order = [number for numbers in lists for number in numbers]
-    times = {name: [] for name in ("load_start", "landed", "turned", "run_start", "end", "signalled", "used")}
+    names = ("load_start", "landed", "turned", "run_start", "end", "signalled", "used", "reached")
+    times = {name: [] for name in names}
     for row, number in enumerate(order):
         record = records[number]
         packed[row]["arrive"], packed[row]["early"] = record.get("arrive", NONE), record.get("early", NONE)

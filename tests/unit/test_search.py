@@ -1,16 +1,19 @@
 """A whole search against an evaluator with known answers: what it promises, and what it keeps when things go wrong."""
 
+import json
 import re
 
 import pytest
 from support import small
 from support.searching import BUCKET, FakeEvaluator, priced, problem
 
+from megakernel import limits
+from megakernel.assets import asset
 from megakernel.config import ConfigError, canonical_json
 from megakernel.plan import lowering_digest
 from megakernel.workload import Bucket
 from tuner.outcome import Rung
-from tuner.problem import HAND, REFERENCE, REFERENCE_ORDER
+from tuner.problem import HAND, REFERENCE, REFERENCE_ORDER, load_problem
 from tuner.refresh import refresh
 from tuner.search import plan_of, search
 from tuner.study import Ended
@@ -42,6 +45,26 @@ def test_the_result_is_never_worse_than_a_baseline(favourite):
     _, (found,) = run(FakeEvaluator(price=price, few_layers_error=0.1))
     assert found.best.name == favourite
     assert found.best.choices == choices[favourite]
+
+
+@pytest.mark.parametrize(("rows", "stages"), [(1, 24), (4, 22), (8, 18)])
+def test_baselines_race_in_every_bucket_with_rings_that_fit(rows, stages):
+    asked = load_problem("configs/search/north-mini-code-h200.toml", [f"buckets.0.rows={rows}"])
+    (bucket,) = asked.config.buckets
+    for given, racing in zip(asked.baselines, asked.racing(bucket), strict=True):
+        assert racing.choices.ring.stages == stages
+        assert limits.reasons(asked.model, bucket, racing.choices, asked.chip) == []
+        ring = given.choices.ring.model_copy(update={"stages": stages})
+        assert racing.choices == given.choices.model_copy(update={"ring": ring}), "nothing else changes"
+
+
+def test_plans_that_a_search_names_beside_hand_and_reference_race_too(tmp_path):
+    (tmp_path / "a-good-one.toml").write_text(asset("configs/choices/attention-first.toml").read_text(encoding="utf-8"))
+    also = json.dumps([str(tmp_path / "a-good-one.toml")])
+    asked = load_problem("configs/search/north-mini-code-h200.toml", [f"baselines.also={also}"])
+    assert [each.name for each in asked.baselines] == [HAND, REFERENCE, REFERENCE_ORDER, "a good one"]
+    with pytest.raises(ConfigError, match=r"nowhere\.toml"):
+        load_problem("configs/search/north-mini-code-h200.toml", ['baselines.also=["nowhere.toml"]'])
 
 
 def test_a_candidate_that_only_looks_good_after_few_layers_does_not_win():

@@ -38,7 +38,7 @@ def consume_ns(chip: HardwareSpec, num_bytes: int) -> float:
 
 
 def even(num_sms: int, copies: int, *, phases: int, work_ns: float, ring: Ring) -> Program:
-    """Phases in a chain of barriers, every SM alike."""
+    """Phases in a chain of barriers, every SM alike; they release, as the measured barriers do."""
     records = tuple(
         Record(
             LABEL,
@@ -49,7 +49,7 @@ def even(num_sms: int, copies: int, *, phases: int, work_ns: float, ring: Ring) 
         )
         for phase in range(phases)
     )
-    return Program(ring, (records,) * num_sms, phases)
+    return Program(ring, (records,) * num_sms, phases, arrival="release")
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -135,7 +135,7 @@ def test_a_signal_leaves_after_its_work_and_delays_the_run(chip):
     ring = Ring(8192, 4)
     sender = (Record(LABEL, signal=Signal(0, 300.0), work_ns=5000.0, arrive=1),)
     waiter = (Record(LABEL, run_waits=(Wait(0, 1),)),)
-    found = simulate(Program(ring, (sender, waiter), 2), chip)
+    found = simulate(Program(ring, (sender, waiter), 2, arrival="release"), chip)
     assert found.sms[0].end_ns[0] == pytest.approx(5300 + chip.costs.fence_ns)
     assert found.sms[1].run_start_ns[0] == pytest.approx(300 + chip.costs.handoff_ns)
     assert found.sms[1].run_wait_ns == pytest.approx(300 + chip.costs.handoff_ns)
@@ -144,7 +144,7 @@ def test_a_signal_leaves_after_its_work_and_delays_the_run(chip):
 def test_an_arrival_holds_its_threads_until_the_release_has_gone(chip):
     ring = Ring(8192, 4)
     records = (Record(LABEL, work_ns=1000.0, arrive=0), Record(LABEL, work_ns=1000.0), Record(LABEL))
-    found = simulate(Program(ring, (records,), 1), chip)
+    found = simulate(Program(ring, (records,), 1, arrival="release"), chip)
     assert list(found.sms[0].run_start_ns) == pytest.approx([0, 1000 + chip.costs.fence_ns, 2000 + chip.costs.fence_ns])
 
 
@@ -229,7 +229,7 @@ def test_a_run_never_starts_before_its_own_load_wait(chip):
     ring = Ring(8192, 4)
     slow = (Record(LABEL, work_ns=9000.0, arrive=0),)
     held = (Record(LABEL, load_waits=(Wait(0, 1),), load_work_ns=200.0, load_bytes=8192),)
-    found = simulate(Program(ring, (slow, held), 1), chip)
+    found = simulate(Program(ring, (slow, held), 1, arrival="release"), chip)
     open_ns = 9000 + chip.costs.handoff_ns + 200
     assert found.sms[1].load_start_ns[0] == pytest.approx(open_ns)
     assert found.sms[1].run_start_ns[0] == pytest.approx(open_ns)
