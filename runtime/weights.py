@@ -162,11 +162,11 @@ def split_units(matrix: Tensor, splits: int) -> Tensor:
     return torch.cat([units(part) for part in matrix.chunk(splits, dim=1)])
 
 
-def rotary_table(rope: Rope, positions: int, head_dim: int) -> Tensor:
-    """Cosine and sine [positions, head_dim / 2, 2] in bfloat16: float32 angles, as transformers computes them."""
+def rotary_table(rope: Rope, positions: int, head_dim: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Cosine and sine [positions, head_dim / 2, 2] rounded to `dtype`: float32 angles, as transformers has them."""
     frequency = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim))
     angle = torch.arange(positions, dtype=torch.float32)[:, None] * frequency
-    return torch.stack([angle.cos(), angle.sin()], dim=-1).to(torch.bfloat16)
+    return torch.stack([angle.cos(), angle.sin()], dim=-1).to(dtype)
 
 
 class _Checkpoint:

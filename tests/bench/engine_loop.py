@@ -34,7 +34,7 @@ class Instant:
 
     vocab_size, page_tokens, max_context_tokens = 262_144, 64, 65_536
     windows, pages = (None, 4096), (16_384, 1024)
-    prefill_tokens, prefill_layers, max_steps = (256, 8192), 49, 1
+    prefill_tokens, prefill_layers, max_steps, decodes_ahead = (256, 8192), 49, 1, False
 
     def __init__(self, rows: int) -> None:
         """Take so many rows."""
