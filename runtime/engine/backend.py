@@ -106,8 +106,8 @@ class Backend(Protocol):
     `windows` and `pages` have one entry a group of layers (`kv_pages.layer_groups`): the window in tokens, None for
     all of the context, and how many pages there are. `prefill_tokens`: a chunk smaller than the first is not worth its
     fixed cost, a larger one than the second is not taken. `prefill_layers`: how many layers a chunk can be cut
-    between, 1 if it can't. `max_steps`: how many decode steps one call may chain. `decodes_ahead`: it hands tokens over as
-    they are made, goes on with its steps meanwhile, and draws a prompt's first token by a decode step too.
+    between, 1 if it can't. `max_steps`: how many decode steps one call may chain. `decodes_ahead`: it hands tokens over
+    as they are made, goes on with its steps meanwhile, and draws a prompt's first token by a decode step too.
     """
 
     vocab_size: int
@@ -131,8 +131,8 @@ class Backend(Protocol):
     def decode(self, rows: Sequence[Row], steps: int) -> tuple[Result, ...]:
         """Run `steps` decode steps, each feeding the last one's token; one result a row, in order.
 
-        A backend that decodes ahead returns at least one token of each row, and the others of these steps in later calls
-        that go on with the row. With `steps` above 1 every row wants TOKEN. A row whose logits are not numbers yields `NO_TOKEN` and nothing
-        of worth after it; the others are not touched by it. Exceptions as in `prefill`.
+        A backend that decodes ahead returns at least one token of each row, and the others of these steps in later
+        calls that go on with the row. With `steps` above 1 every row wants TOKEN. A row whose logits are not numbers
+        yields `NO_TOKEN` and nothing of worth after it; the others are not touched by it. Exceptions as in `prefill`.
         """
         ...

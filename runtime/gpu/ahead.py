@@ -2,8 +2,8 @@
 
 Owns which launch runs, over which bucket's table, and the tokens that nobody has fetched yet. A launch makes no more
 steps than its rows have pages for, so that nothing need be said to it on its way; rows end in it by themselves, and
-whoever leaves is dropped at a boundary. Rows that come have been prefilled, which took the whole card: they join by the
-next launch. Between launches every row's state is the host's, so a launch may run over any bucket that has seats enough.
+whoever leaves is dropped at a boundary. Rows that come have been prefilled, which took the whole card: they join by
+the next launch. Between launches every row's state is the host's, so that any bucket with seats enough may run.
 
 Refuses to choose: who decodes, and where KV lies, is the engine's.
 """
@@ -53,8 +53,8 @@ class _Seat:
         token = self.ahead[-1] if self.ahead else self.token
         sampling = row.sampling if row.want is Want.TOKEN else GREEDY
         pages = [table[:entries] for table in row.tables]
-        # a row that drew nothing goes on with any token, unread; of more stops than fit the host ends the row itself
-        return Join(max(token, 0), self.position + len(self.ahead), sampling, row.end_position, row.stops[:MAX_STOPS], pages)
+        position, stops = self.position + len(self.ahead), row.stops[:MAX_STOPS]  # the host sees to the others
+        return Join(token, position, sampling, row.end_position, stops, pages)
 
     def hand_over(self) -> tuple[int, ...]:
         """The tokens beyond; the row goes on behind them."""

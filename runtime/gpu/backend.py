@@ -23,7 +23,7 @@ from runtime.torch_model import Stretch, TorchModel
 MAX_STEPS = 64
 """Of one launch. What comes between two costs a step's twentieth, and rows have pages for so many tokens ahead."""
 
-PREFILL_TOKENS = (512, 8192)
+PREFILL_TOKENS: tuple[int, int] = (512, 8192)
 """A chunk reads nearly all experts, however short: below the first that costs more than its tokens. What the second
 takes of memory is `SCRATCH_BYTES` of `opening`."""
 
@@ -61,9 +61,7 @@ class GpuBackend:
         if begin == 0:
             self._ahead.forget([span.slot for span in chunk.spans])
             self._unfinished = [
-                Stretch(
-                    self.model.embed(self._placed(span.tokens)), span.begin, tuple(map(self._placed, span.tables))
-                )
+                Stretch(self.model.embed(self._placed(span.tokens)), span.begin, tuple(map(self._placed, span.tables)))
                 for span in chunk.spans
             ]
         for layer in range(begin, end):

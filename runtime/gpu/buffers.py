@@ -124,8 +124,8 @@ class StepBuffers:
     ) -> None:
         """Allocate and fill; with `model`, weights and KV are those of another table of the same model.
 
-        `weights` come piece by piece, and are copied as they come; without them they are drawn. `pages` a pool has, or as
-        many as the bucket's rows can fill.
+        `weights` come piece by piece, and are copied as they come; without them they are drawn. `pages` a pool has,
+        or as many as the bucket's rows can fill.
         """
         self.step, self.model = step, model
         filled = step.bucket.rows * pages_per_row(step.bucket, step.choices)

@@ -44,9 +44,10 @@ class CardModel(TorchModel):
         most_queries = max(len(stretch.stream) for stretch in stretches)
         most_keys = max(map(len, keys))
         # the last query stands beside the last key; the operation under torch's `varlen_attn`, whose signature moves
-        attended, *_ = torch.ops.aten._flash_attention_forward(
+        attended, *_ = torch.ops.aten._flash_attention_forward(  # noqa: SLF001
             q, torch.cat(keys), torch.cat(values), _starts(*queries_end), _starts(*keys_end), most_queries, most_keys,
-            0.0, True, False, window_size_left=-1 if window is None else window - 1, window_size_right=0,
+            dropout_p=0.0, is_causal=True, return_debug_mask=False,
+            window_size_left=-1 if window is None else window - 1, window_size_right=0,
         )  # fmt: skip
         return attended.flatten(1)
 

@@ -35,7 +35,7 @@ from runtime.weights import LayerWeights, Piece, Weights, weight_pieces
 class Decoder(Decodes):
     """Rows of one bucket, decoded step by step."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a step needs, and what tests set
         self,
         step: BuiltStep,
         chip: HardwareSpec,

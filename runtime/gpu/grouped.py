@@ -52,7 +52,7 @@ class Groups:
 def grouped_product(x: Tensor, rows: Tensor, units: Tensor, groups: Groups, blocks: Blocks = BLOCKS) -> Tensor:
     """Products [pairs, matrix rows], in the order of the groups, of rows of x [tokens, columns] with their matrix.
 
-    `rows` [pairs] says which row of `x` a pair takes; `units` are the matrices, [matrices * units, columns / 32, 16, 32].
+    `rows` [pairs] says which row of `x` a pair takes; `units` [matrices * units, columns / 32, 16, 32] the matrices.
     Sums are wide, results rounded once to x's dtype.
     """
     matrices, pairs = len(groups.ends), len(rows)
@@ -64,7 +64,7 @@ def grouped_product(x: Tensor, rows: Tensor, units: Tensor, groups: Groups, bloc
     most = min(pairs, pairs // blocks.rows + matrices)
     wide = min(blocks.columns, max(UNIT_ROWS, triton.next_power_of_2(height)))
     grid = (triton.cdiv(height, wide), most)
-    _product[grid](
+    _product[grid](  # pyright: ignore[reportIndexIssue]
         x, rows, units, out, begins, groups.ends, tile_ends, height, matrices, x.stride(0),
         columns=columns, power=triton.next_power_of_2(matrices), tall=blocks.rows, wide=wide,
         depth=min(blocks.depth, columns), num_stages=blocks.stages, num_warps=blocks.warps,

@@ -1,4 +1,4 @@
-"""A device that makes steps ahead: tokens come one by one, launches are few, and whoever comes or goes costs no other."""
+"""A device that makes steps ahead: tokens come one by one, launches are few, who comes or goes costs no other."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from support.ahead import AheadBackend
 from support.engines import VOCAB, Answer, finish, mixed, mixed_logits, mixed_reply, request, run, solo, step
 
 from runtime.engine import EngineCore, ScriptedBackend
+from runtime.engine.backend import Chunk, Row, Span, Want
 from runtime.gpu.chain import MOST_STEPS
 from runtime.request import FinishReason
-from runtime.sampling import SamplingParams
+from runtime.sampling import GREEDY, SamplingParams
 
 PROMPT = list(range(10, 31))
 
@@ -55,12 +56,15 @@ def test_a_cancelled_row_leaves_the_launch_and_the_others_go_on_in_it():
         core.submit(request(name, [ord(name), *PROMPT], 40))
     for _ in range(4):
         step(core, answers)
-    made = sum(launches(backend), [])
+    made = sum(map(len, launches(backend)))
     core.abort("a")
+    for _ in range(8):
+        step(core, answers)
+    assert sum(backend.tables[1].memory.active) == 1, "nobody decodes what nobody reads"
     finish(core, answers)
     assert answers["a"].finish is FinishReason.ABORT
     assert answers["b"].tokens == mixed_reply([ord("b"), *PROMPT], 40)
-    assert len(sum(launches(backend), [])) - len(made) <= 3, "only the host falling behind ends a launch"
+    assert sum(map(len, launches(backend))) - made <= 3, "only the host falling behind ends a launch"
 
 
 def test_a_row_with_a_mask_runs_single_steps_and_alone_again_the_other_does_not():
@@ -132,3 +136,51 @@ def test_answers_do_not_depend_on_how_far_a_launch_may_go(steps):
     asked = [request(f"{idx}", PROMPT[: 3 + 4 * idx], 10 + 7 * idx) for idx in range(4)]
     answers = run(core, *asked)
     assert all(answers[each.id].tokens == mixed_reply(each.prompt, each.stopping.max_tokens) for each in asked)
+
+
+def tables_of(*pages: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tables of both groups that begin with these pages and hold no more."""
+    table = np.full(32, -1, np.int32)
+    table[: len(pages)] = pages
+    return table, table
+
+
+def prefilled(backend: AheadBackend, slot: int, tokens: list[int], tables) -> None:
+    """All but the last token are in the pages."""
+    backend.prefill(Chunk((Span(slot, tokens[:-1], 0, GREEDY, Want.NOTHING, tables, True),), (0, 1)))
+
+
+def row(slot: int, tokens: list[int], tables, stay: int = 0) -> Row:
+    return Row(slot, tokens[-1], len(tokens) - 1, GREEDY, Want.TOKEN, tables, True, stay=(slot, stay))
+
+
+def test_rows_that_are_ahead_when_another_comes_run_no_further_than_their_pages():
+    """Pages for 24 positions and no more: a row of 14 tokens takes eleven steps, however they come."""
+    _, backend = opened(windows=(None, 24), buckets=(2,))
+    first, second = PROMPT[:14], [9, *PROMPT][:14]
+    mine, other = tables_of(1, 2, 3), tables_of(4, 5, 6)
+    prefilled(backend, 0, first, mine)
+    (found,) = backend.decode([row(0, first, mine)], 11)
+    text = first + list(found.tokens)
+    assert text == [*first, *mixed_reply(first, len(text) - len(first))]
+    prefilled(backend, 1, second, other)  # what runs lands, a step or two ahead
+    while len(text) < 25:
+        left = 24 - len(text) + 1
+        found, beside = backend.decode([row(0, text, mine), row(1, second, other)], left)
+        text, second = text + list(found.tokens), second + list(beside.tokens)
+        while backend.tables[0].is_running():
+            pass  # the host is busy
+    assert text == [*first, *mixed_reply(first, len(text) - len(first))]
+
+
+def test_a_row_that_came_back_to_the_same_place_goes_on_over_its_new_pages():
+    _, backend = opened(windows=(None, 24), buckets=(2,))
+    before, after = tables_of(1, 2, 3, 4), tables_of(5, 6, 7, 8)
+    prefilled(backend, 0, PROMPT, before)
+    (found,) = backend.decode([row(0, PROMPT, before)], 8)
+    text = PROMPT + list(found.tokens)
+    prefilled(backend, 1, text, after)  # another slot's, as a cache would keep them
+    for _ in range(6):
+        (found,) = backend.decode([row(0, text, after, stay=1)], 1)
+        text += found.tokens
+    assert text == [*PROMPT, *mixed_reply(PROMPT, len(text) - len(PROMPT))]

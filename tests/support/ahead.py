@@ -9,19 +9,25 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from support.chained import InterpretedDevice
+from support.engines import tiny
+from support.tiny_models import built
 
 from runtime.engine import ScriptedBackend
 from runtime.engine.backend import Chunk, Result, Row, Want
 from runtime.gpu.ahead import Ahead
-from runtime.reference import Memory
+from runtime.gpu.backend import GpuBackend
+from runtime.kv_pages import layer_groups
+from runtime.reference import Interpreter, Memory
 from runtime.rows import Decodes, Pages
 from runtime.sampling import GREEDY, NO_TOKEN, SamplingParams
+from runtime.torch_model import TorchModel
 
 
 class Bucket(InterpretedDevice):
     """A device with its logits, which makes up to three steps between two looks at it."""
 
     def __init__(self, machine, *, ring_steps: int = 16, seed: int = 0) -> None:
+        """`seed` picks how many."""
         super().__init__(machine, ring_steps=ring_steps)
         self.rng = random.Random(seed)
         self.launches: list[int] = []
@@ -47,6 +53,7 @@ class ScriptedMemory(Decodes):
     carry_out = Memory.carry_out
 
     def __init__(self, backend: ScriptedBackend, rows: int) -> None:
+        """All rows are empty."""
         self.step = SimpleNamespace(bucket=SimpleNamespace(rows=rows))
         entries = -(-backend.max_context_tokens // backend.page_tokens)
         self.pages = [torch.full((rows, entries), -1) for _ in backend.pages]
@@ -71,6 +78,7 @@ class ScriptedMachine:
     """Makes steps of scripted rows."""
 
     def __init__(self, backend: ScriptedBackend, rows: int) -> None:
+        """Nothing was made."""
         self.backend, self.memory, self.step_idx = backend, ScriptedMemory(backend, rows), 0
 
     def step(self) -> None:
@@ -97,6 +105,7 @@ class AheadBackend(ScriptedBackend):
     decodes_ahead = True
 
     def __init__(self, script, *, buckets: Sequence[int] = (1, 2, 4), seed: int = 0, **sizes) -> None:
+        """`sizes` are a scripted backend's."""
         sizes = {"rows": max(buckets), "max_steps": 12} | sizes
         super().__init__(script, **sizes)
         self.tables = [Bucket(ScriptedMachine(self, rows), seed=seed) for rows in buckets]
@@ -111,3 +120,18 @@ class AheadBackend(ScriptedBackend):
 
     def decode(self, rows: Sequence[Row], steps: int) -> tuple[Result, ...]:
         return self.ahead.decode(rows, steps)
+
+
+def interpreted(family: str, buckets: Sequence[int] = (1, 3), *, pages: int = 32, seed: int = 0) -> GpuBackend:
+    """The card's backend with the interpreter in place of the card: a tiny model in double precision."""
+    _, spec, weights = tiny(family)
+    groups, tables, pools = len(layer_groups(spec)[0]), [], []
+    for rows in buckets:
+        step = built(spec, rows)
+        entries = 256 // step.choices.rounding.page_tokens
+        # the largest page id says how many pages a pool needs
+        memory = Memory(step, torch.float64, [torch.full((rows, entries), pages - 1) for _ in range(groups)])
+        pools = pools or memory.kv
+        memory.kv = pools
+        tables.append(Bucket(Interpreter(step.table, memory, weights, seed=seed), seed=seed))
+    return GpuBackend(TorchModel(spec, weights, pools), tables, max_steps=10)
