@@ -29,8 +29,11 @@ class Device(Protocol):
     """What a chain runs on: a `Decoder`, or what stands for one in tests."""
 
     mailbox: Mailbox
-    ring: npt.NDArray[np.uint64]
-    """Words [steps, rows]: step + 1, then `Word`."""
+
+    @property
+    def ring(self) -> npt.NDArray[np.uint64]:
+        """Words [steps, rows]: step + 1, then `Word`."""
+        ...
 
     def begin(self, steps: int) -> int:
         """Launch up to `steps` steps that read the mailbox; the number of the first. Its ring holds no such step."""

@@ -158,6 +158,20 @@ class Decoder(Decodes):
         self.next_step = (first + steps) % 2**32
         return [self.table.tokens((first + step) % 2**32) for step in range(steps)]
 
+    def time_ms(self, *, steps: int = 8, launches: int = 3) -> float:
+        """Milliseconds of a step with all rows there, at the length that placement assumes; no row is, afterwards."""
+        bucket = self.step.bucket
+        position = max(min(bucket.nominal_context_tokens, bucket.max_context_tokens - steps * launches) - 1, 0)
+        steps = min(steps, bucket.max_context_tokens)
+        taken: list[float] = []
+        for _ in range(launches):
+            self.seat({row: Join(row, position) for row in range(bucket.rows)})
+            self.table.arm(self._addresses, steps=steps, first_step=self.next_step, deadline_ms=self.deadline_ms)
+            taken.append(self.table.time_ms() / steps)
+            self.next_step = (self.next_step + steps) % 2**32
+        self.seat({})
+        return sorted(taken)[launches // 2]
+
     def begin(self, steps: int) -> int:
         """See `Device`."""
         first = self.next_step
