@@ -259,7 +259,7 @@ def _need_card() -> None:
         raise ConfigError(f"no module {missing.name!r}, which this command needs: pip install '.[runtime]'") from None
     why = absence(present())
     if why is not None:
-        raise ConfigError(f"this command needs a card: {why}")
+        raise ConfigError(f"no card, which this command needs: {why}")
 
 
 def main() -> None:
