@@ -200,8 +200,12 @@ class EngineCore:
         for sequence in self.roster.overdue(begin):
             self.roster.end(sequence, FinishReason.TIMEOUT)
         self._seats.admit()
-        self._prefill_slice(done)
-        self._decode(done)
+        if self.backend.decodes_ahead:  # what is made already is handed over before a slice takes the device
+            self._decode(done)
+            self._prefill_slice(done)
+        else:
+            self._prefill_slice(done)
+            self._decode(done)
         if done.rows or done.prefill:
             self.roster.counts.steps += done.steps
             times = StepTimes(**vars(done), total=self.clock() - begin)

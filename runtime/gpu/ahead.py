@@ -86,27 +86,26 @@ class Ahead:
     def decode(self, rows: Sequence[Row], steps: int) -> tuple[Result, ...]:
         """What follows each row: one token, and more where they are there already.
 
-        Pages cover `steps` more positions of every row; 1 says that the host has work before the next step.
-        KernelStoppedError when a launch leaves early.
+        Pages cover `steps` more positions of every row; 1 says that the host has work before the next step, so that
+        nothing runs any more when this returns. KernelStoppedError when a launch leaves early.
         """
         self._let_go([slot for slot in self._seats if all(row.slot != slot for row in rows)])
         coming = [row for row in rows if row.slot not in self._seats or not self._seats[row.slot].is_of(row)]
         if coming:
             self.land()
             self._seats |= {row.slot: _Seat(row, row.token, row.position) for row in coming}
-        logits: dict[int, npt.NDArray[np.floating]] = {}
+        launch = self._launch
         while lacking := [row for row in rows if not self._seats[row.slot].ahead]:
-            if self._launch is None:
-                self._begin(rows, lacking, steps)
-            if steps == 1:
-                logits |= self._logits(lacking)
-            else:
-                self._read(lacking)
+            launch = self._launch or self._begin(rows, lacking, steps)
+            self._read(launch, lacking)
+        if steps == 1:
+            self.land()
         results: list[Result] = []
         for row in rows:
             if row.want is Want.LOGITS:
+                assert launch is not None, "a row that wants logits has nothing ahead"
+                results.append(Result(logits=launch.bucket.logits(launch.row_of[row.slot])))
                 del self._seats[row.slot]  # the host draws: its next token is not known here
-                results.append(Result(logits=logits[row.slot]))
             else:
                 results.append(Result(tokens=self._seats[row.slot].hand_over()))
         return tuple(results)
@@ -127,7 +126,7 @@ class Ahead:
             for made in launch.chain.take():
                 self._take(launch, made)
 
-    def _begin(self, rows: Sequence[Row], lacking: Sequence[Row], steps: int) -> None:
+    def _begin(self, rows: Sequence[Row], lacking: Sequence[Row], steps: int) -> _Launch:
         """Launch as many steps as there are pages for; only one, for those who lack it, where the host must look."""
         most = max(len(self._seats[row.slot].ahead) for row in rows)
         seated = [row for row in rows if not self._seats[row.slot].is_over]
@@ -137,33 +136,23 @@ class Ahead:
         entries = bucket.mailbox.pages.shape[2]
         joins = {idx: self._seats[row.slot].join(row, entries) for idx, row in enumerate(seated)}
         tickets = chain.seat(joins)
-        self._launch = _Launch(
+        self._launch = launch = _Launch(
             chain,
             bucket,
             chain.tokens(steps - most),
             {row.slot: idx for idx, row in enumerate(seated)},
             {tickets[idx]: row.slot for idx, row in enumerate(seated)},
         )
+        return launch
 
-    def _read(self, lacking: Sequence[Row]) -> None:
+    def _read(self, launch: _Launch, lacking: Sequence[Row]) -> None:
         """Wait until everybody has a token, or the launch is over."""
-        launch = self._launch
-        assert launch is not None
         while any(not self._seats[row.slot].ahead for row in lacking):
             made = next(launch.made, None)
             if made is None:
                 self.land()
                 return
             self._take(launch, made)
-
-    def _logits(self, lacking: Sequence[Row]) -> dict[int, npt.NDArray[np.floating]]:
-        """Let a launch come to its end; the logits of those who want them, by slot."""
-        launch = self._launch
-        assert launch is not None
-        self._read(lacking)
-        self.land()
-        wanting = [row for row in lacking if row.want is Want.LOGITS]
-        return {row.slot: launch.bucket.logits(launch.row_of[row.slot]) for row in wanting}
 
     def _let_go(self, slots: Sequence[int]) -> None:
         for slot in slots:

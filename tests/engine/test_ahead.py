@@ -29,10 +29,11 @@ def launches(backend: AheadBackend) -> list[list[int]]:
 def test_a_row_gets_its_tokens_one_by_one_of_few_launches():
     core, backend = opened(max_steps=12)
     core.submit(request("a", PROMPT, 30))
-    answers: dict[str, Answer] = {}
+    answers = {"a": Answer()}
+    step(core, answers)  # the prompt
     counts = []
     while core.has_work:
-        before = len(answers["a"].tokens) if answers else 0
+        before = len(answers["a"].tokens)
         step(core, answers)
         counts.append(len(answers["a"].tokens) - before)
     assert answers["a"].tokens == mixed_reply(PROMPT, 30)
@@ -184,3 +185,27 @@ def test_a_row_that_came_back_to_the_same_place_goes_on_over_its_new_pages():
         (found,) = backend.decode([row(0, text, after, stay=1)], 1)
         text += found.tokens
     assert text == [*PROMPT, *mixed_reply(PROMPT, len(text) - len(PROMPT))]
+
+
+def test_what_is_made_is_handed_over_before_a_prompt_takes_the_device():
+    core, backend = opened(max_steps=64, max_context_tokens=128, pages=(64, 64))
+    core.submit(request("a", PROMPT, 60))
+    answers = {"a": Answer(), "b": Answer()}
+    for _ in range(4):
+        step(core, answers)
+    core.submit(request("b", [9, *PROMPT], 5))
+    handed_over = []
+    prefill = backend.prefill
+
+    def watched(chunk):
+        handed_over.append(core.roster.by_id["a"].generated)
+        assert backend.tables[0].steps_left == 0, "nothing runs beside a prefill"
+        return prefill(chunk)
+
+    backend.prefill = watched
+    finish(core, answers)
+    made = backend.tables[0].launches
+    assert handed_over
+    assert handed_over[0] > 3, "with what was made until the launch had ended"
+    assert len(made) >= 2
+    assert answers["a"].tokens == mixed_reply(PROMPT, 60)
