@@ -15,6 +15,14 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 def pytest_addoption(parser):
     """Add the switch that a machine with a GPU sets, so that a green run there has run its GPU tests."""
     parser.addoption("--require-gpu", action="store_true", help="a GPU test that is skipped fails instead")
+    parser.addoption(
+        "--backend", choices=("scripted", "ahead"), default="scripted", help="what plays tests/server's scripts"
+    )
+
+
+def pytest_configure(config):
+    """Tell those who make backends, in this process and in those that tests start."""
+    os.environ["COUNTERPOINT_TEST_BACKEND"] = config.getoption("--backend")
 
 
 def pytest_collection_modifyitems(items):
