@@ -7,6 +7,7 @@ and masks of scores. Numbers differ from the plain model's by rounding.
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -41,15 +42,25 @@ class CardModel(TorchModel):
             values.append(own_values.transpose(0, 1))
             queries_end.append(queries_end[-1] + len(stretch.stream))
             keys_end.append(keys_end[-1] + stretch.end - begin)
-        most_queries = max(len(stretch.stream) for stretch in stretches)
-        most_keys = max(map(len, keys))
-        # the last query stands beside the last key; the operation under torch's `varlen_attn`, whose signature moves
-        attended, *_ = torch.ops.aten._flash_attention_forward(  # noqa: SLF001
-            q, torch.cat(keys), torch.cat(values), _starts(*queries_end), _starts(*keys_end), most_queries, most_keys,
-            dropout_p=0.0, is_causal=True, return_debug_mask=False,
-            window_size_left=-1 if window is None else window - 1, window_size_right=0,
-        )  # fmt: skip
-        return attended.flatten(1)
+        lengths = tuple(queries_end), tuple(keys_end)
+        return ragged_attention(q, torch.cat(keys), torch.cat(values), lengths, window).flatten(1)
+
+
+def ragged_attention(
+    q: Tensor, keys: Tensor, values: Tensor, ends: tuple[tuple[int, ...], tuple[int, ...]], window: int | None
+) -> Tensor:
+    """Attention [queries, heads, dim] of rows that lie one behind the other, in one launch.
+
+    Queries and keys of row i are those from `ends[0][i]`, `ends[1][i]` to the next; a row's last query stands beside
+    its last key, and sees `window` keys up to it. The operation is that of torch's `varlen_attn`, whose arguments move.
+    """
+    most_queries, most_keys = (max(b - a for a, b in pairwise(each)) for each in ends)
+    found, *_ = torch.ops.aten._flash_attention_forward(  # noqa: SLF001
+        q, keys, values, _starts(*ends[0]), _starts(*ends[1]), most_queries, most_keys,
+        dropout_p=0.0, is_causal=True, return_debug_mask=False,
+        window_size_left=-1 if window is None else window - 1, window_size_right=0,
+    )  # fmt: skip
+    return found
 
 
 @lru_cache(maxsize=64)

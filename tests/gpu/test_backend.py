@@ -62,46 +62,6 @@ def test_the_engine_on_a_card_answers_as_on_the_cpu(family, tmp_path):
     assert ours["1"].tokens[:2] == expected["1"].tokens[:2]
 
 
-@pytest.mark.parametrize("family", [cohere2_moe, qwen3_moe], ids=["cohere2_moe", "qwen3_moe"])
-@torch.no_grad()
-def test_the_card_s_prefill_has_the_plain_one_s_logits(family):
-    """Chunks that begin in the middle, before and behind the window's edge, two rows at once."""
-    from runtime.gpu.card_model import CardModel
-    from runtime.kv_pages import allocate, layer_groups
-    from runtime.torch_model import Stretch, TorchModel
-
-    model = family(dtype=torch.bfloat16)
-    spec = spec_of(model)
-    packed = pack_weights(spec, {name: value.cuda() for name, value in model.state_dict().items()}, rounding(spec),
-                          torch.bfloat16)  # fmt: skip
-    tables = tuple(torch.randperm(16).cuda() for _ in layer_groups(spec)[0])
-    other = tuple(16 + table for table in tables)
-    found = []
-    for kind in (TorchModel, CardModel):
-        machine = kind(spec, packed, [allocate(spec, 32, 16, torch.bfloat16, "cuda") for _ in spec.layers])
-        logits = []
-        for begin, end in ((0, 50), (50, 51), (51, 120)):
-            texts = (range(begin, end), range(100 + begin, 100 + end))
-            stretches = [
-                Stretch(machine.embed(torch.tensor([idx % 189 for idx in text]).cuda()), begin, pages)
-                for text, pages in zip(texts, (tables, other), strict=True)
-            ]
-            for layer in range(spec.num_layers):
-                machine.layer(layer, stretches)
-            logits += [machine.logits(stretch.stream) for stretch in stretches]
-        found.append(torch.cat(logits))
-    plain, card = found
-    assert torch.isfinite(card).all()
-    distance = (plain - card).norm() / plain.norm()
-    assert distance < 0.03, f"they are {distance:.3f} apart"
-
-
-def rounding(spec):
-    from support.tiny_models import choices_for
-
-    return choices_for(spec).rounding
-
-
 def test_generate_speaks(capsys, monkeypatch):
     from runtime.cli import main
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
 from runtime.weights import units
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"  # read where a kernel is defined
 pytest.importorskip("triton", reason="Triton comes with CUDA builds of torch, or by itself")
 
 from runtime.gpu.grouped import Blocks, Groups, grouped_product  # noqa: E402
