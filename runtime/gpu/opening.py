@@ -25,7 +25,6 @@ from runtime.engine.backend import Chunk, Span, Want
 from runtime.gpu.backend import PREFILL_TOKENS, GpuBackend
 from runtime.gpu.buckets import Served, fitting, planned
 from runtime.gpu.card import read_card, reasons
-from runtime.gpu.card_model import CardModel
 from runtime.gpu.compile import compile_kernel
 from runtime.gpu.decoder import Decoder
 from runtime.gpu.presence import absence, present
@@ -45,13 +44,17 @@ WARM_TOKENS = 1024
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is to be served: rows, the longest request, KV blocks (as many as fit without) and the share of the card."""
+    """What is to be served: rows, the longest request, KV blocks (as many as fit without) and the share of the card.
+
+    `block_tokens`, where it is set, is what an operator takes a table's blocks to have.
+    """
 
     rows: int
     max_tokens: int
     blocks: int | None = None
     kv_bytes: int | None = None
     share: float = 0.9
+    block_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,9 @@ def open_card(
     card = check_card(chip)
     rows, longest = sizes.rows, sizes.max_tokens
     served = planned(plan, rows, longest) if plan else fitting(model, rows, longest, chip)
+    page_tokens = served[0].step.choices.rounding.page_tokens
+    if sizes.block_tokens not in (None, page_tokens):
+        raise ConfigError(f"`block_size` is {sizes.block_tokens}; blocks of these tables have {page_tokens} tokens")
     _compile(served, chip)
     count = _pages(card, model, served, sizes)
     # the longest bucket has the longest tables of angles, which all share
@@ -110,6 +116,8 @@ def open_card(
     first = Decoder(served[order[0]].step, chip, weights, pages=count)
     others = {idx: Decoder(served[idx].step, chip, model=first) for idx in order[1:]}
     decoders = [others.get(idx, first) for idx in range(len(served))]
+    from runtime.gpu.card_model import CardModel  # noqa: PLC0415 - Triton
+
     prefill = CardModel(model, first.weights(), [first.pool(layer) for layer in range(model.num_layers)])
     backend = GpuBackend(prefill, decoders)
     _warm(backend)

@@ -117,15 +117,13 @@ def _card_backend(folder: Path, service: Service) -> Backend:
         blocks=config.num_gpu_blocks,
         kv_bytes=config.kv_cache_memory_bytes if "kv_cache_memory_bytes" in is_set else None,
         share=config.gpu_memory_utilization,
+        block_tokens=config.block_size if "block_size" in is_set else None,
     )
 
     def pieces(rounding: Rounding) -> Iterator[Piece]:
         return pack_pieces(model, Checkpoint(folder), rounding, torch.bfloat16)
 
     opened = open_card(model, pieces if config.load_format == "auto" else None, sizes, service.plan)
-    page_tokens = opened.backend.page_tokens
-    if "block_size" in is_set and config.block_size != page_tokens:
-        raise ConfigError(f"`block_size` is {config.block_size}; a table's blocks here have {page_tokens} tokens")
     service.card = opened.facts()
     return opened.backend
 

@@ -80,9 +80,9 @@ def test_another_card_is_refused_by_cuda_and_passed_over_by_auto(changed, messag
         (
             {"num_gpu_blocks": 3},
             19 * 10**9,
-            "takes 4 KV blocks of 64 tokens, there are 3: lower `max_model_len` to 192",
+            "takes 4 KV blocks of 64 tokens, there are 3: lower `max_model_len`",
         ),
-        ({"block_size": 32}, 19 * 10**9, "`block_size` is 32; a table's blocks here have 64 tokens"),
+        ({"block_size": 32}, 19 * 10**9, "`block_size` is 32; blocks of these tables have 64 tokens"),
         ({"max_num_seqs": 9}, 19 * 10**9, "the kernel decodes at most 8 rows"),
     ],
 )

@@ -1,8 +1,10 @@
-"""A card that is pretended: its tables are interpreted, its prefill is the plain one; everything else is the real start."""
+"""A card that is pretended: its tables are interpreted, its prefill is the plain one; all else is the real start."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
+from types import SimpleNamespace
 
 import torch
 from support.ahead import Bucket
@@ -75,5 +77,6 @@ def pretend(monkeypatch, *, free: int = 19 * 10**9) -> None:
     monkeypatch.setattr(opening, "read_card", lambda: CARD)
     monkeypatch.setattr(opening, "_compile", lambda _served, _chip: None)
     monkeypatch.setattr(opening, "Decoder", PretendedDecoder)
-    monkeypatch.setattr(opening, "CardModel", TorchModel)
+    plain = SimpleNamespace(CardModel=TorchModel)
+    monkeypatch.setitem(sys.modules, "runtime.gpu.card_model", plain)  # the real one needs Triton
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, CARD.memory_bytes))
