@@ -63,7 +63,7 @@ def fitting(model: ModelSpec, rows: int, max_tokens: int, chip: HardwareSpec) ->
         ]
         if not found:
             return tuple(
-                _measured(model, bucket) or Served(build_step(model, bucket, each, chip))
+                _measured(model, bucket, each.rounding) or Served(build_step(model, bucket, each, chip))
                 for bucket, each in zip(buckets, choices, strict=True)
             )
         last = "\n".join(f"  {reason}" for reason in dict.fromkeys(found))
@@ -74,13 +74,14 @@ def _of(plan: Plan, entry: PlanEntry) -> Served:
     return Served(plan.build(entry), entry.predicted_ns, entry.measured_ns)
 
 
-def _measured(model: ModelSpec, bucket: Bucket) -> Served | None:
+def _measured(model: ModelSpec, bucket: Bucket, rounding: Rounding) -> Served | None:
     """The step of a shipped plan that a card has timed; what was only predicted does not win over what was."""
     for path in sorted(asset("configs/plans").glob("*.json")):
         plan = load_json(path, Plan)
         if plan.model == model and not plan.stale:
             for entry in plan.entries:
-                if entry.bucket == bucket and entry.measured_ns is not None:
+                is_of = (entry.bucket, entry.choices.rounding) == (bucket, rounding)
+                if is_of and entry.measured_ns is not None:
                     return _of(plan, entry)
     return None
 
