@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support import north
+from support.plans import north_plan
 from support.tiny_models import qwen3_moe, spec_of
 
 from megakernel.config import ConfigError
@@ -86,6 +87,32 @@ def test_of_a_plan_those_buckets_are_served_that_are_long_enough():
     assert [each.step.rows for each in planned(Two, 1, 16384)] == [1]
     with pytest.raises(ConfigError, match="no bucket for 2 rows of 16384 tokens"):
         planned(Two, 2, 16384)
+
+
+@pytest.mark.parametrize(
+    ("changes", "taken"),
+    [
+        ({"measured_ns": 2e6}, True),
+        ({"measured_ns": None}, False),
+        ({"measured_ns": 2e6, "chunk_tokens": 64}, False),
+    ],
+    ids=["measured", "predicted", "of another rounding"],
+)
+def test_a_shipped_plan_s_step_is_taken_if_a_card_timed_it_and_the_others_share_its_rounding(
+    changes, taken, monkeypatch
+):
+    plan = north_plan()
+    choices = plan.entries[0].choices
+    if "chunk_tokens" in changes:
+        rounding = choices.rounding.model_copy(update={"chunk_tokens": changes["chunk_tokens"]})
+        choices = choices.model_copy(update={"rounding": rounding})
+    entry = plan.entries[0].model_copy(update={"choices": choices, "measured_ns": changes["measured_ns"]})
+    shipped = plan.model_copy(update={"entries": (entry,)})
+    monkeypatch.setattr("runtime.gpu.buckets.load_json", lambda _path, _kind: shipped)
+    one, two = fitting(north.model(), 2, 16384, north.chip())
+    assert (one.measured_ns == 2e6) == taken
+    assert (one.step.table.digest == entry.table_digest) == taken
+    assert two.measured_ns is None
 
 
 @pytest.mark.parametrize(
