@@ -98,9 +98,7 @@ def test_of_a_plan_those_buckets_are_served_that_are_long_enough():
     ],
     ids=["measured", "predicted", "of another rounding"],
 )
-def test_a_shipped_plan_s_step_is_taken_if_a_card_timed_it_and_the_others_share_its_rounding(
-    changes, taken, monkeypatch
-):
+def test_a_shipped_plan_s_step_is_taken_if_a_card_timed_it_and_its_rounding_is_all_s(changes, taken, monkeypatch):
     plan = north_plan()
     choices = plan.entries[0].choices
     if "chunk_tokens" in changes:
