@@ -108,6 +108,9 @@ class Planner {
     }
     if (!core::await_loads(context_, slot)) return false;
     core::stamp(context_, slot, &abi::Trace::load_start);
+    // A look at the run waits, which are often met long before their turn: the consumers then need no trip to memory.
+    core::Poll runs(context_, record.run_waits, slot.run_targets, record.num_run_waits);
+    runs.look();
     core::spend(context_.launch().load_cycles[record.kind]);
     core::fuzz(context_, step, record.task, 0);
     const auto kind = static_cast<abi::TaskKind>(record.kind);
@@ -116,7 +119,9 @@ class Planner {
       live_.route(slot, slot.inputs[is_up ? 2 : 1]);
     }
     tasks::find_units(context_, slot, live_);
+    tasks::describe(context_, slot, staged_);
     queue_.begin(cursor_.slot);
+    slot.go = __all_sync(core::kAllLanes, runs.is_met);
     queue_.counts = !tasks::count(context_, slot, queue_);
     if (!queue_.counts) publish(slot);
 #pragma unroll 1
@@ -143,6 +148,7 @@ class Planner {
   core::Live live_;
   core::Queue queue_;
   SlotCursor cursor_;
+  tasks::Staged staged_;
 };
 
 // Run wait, run, arrive: one warp of the consumers.
@@ -178,7 +184,6 @@ class Consumer {
     }
     if (slot.index == core::kNoRecord) return false;
     core::stamp(context_, slot, &abi::Trace::run_wait);
-    if (context_.lane == 0) core::note_record(context_, step, index, slot.record.task);
     if (!await_runs(slot)) return false;
     core::stamp(context_, slot, &abi::Trace::run_start);
     core::fuzz(context_, step, slot.record.task, context_.warp + 1);
@@ -192,8 +197,8 @@ class Consumer {
   // on through shared memory. More pollers see an arrival earlier, but all of the card's polls meet in one place.
   __device__ __forceinline__ bool await_runs(core::Slot& slot) {
     const abi::Record& record = slot.record;
-    if (record.num_run_waits == 0) return true;
     const uint32_t go = ptx::shared_address(&slot.go);
+    if (ptx::load_acquire_shared(go) != 0) return true;
     const bool polls = context_.warp < spec::kPollers;
     const uint64_t since = spec::kPollers > 1 ? ptx::clock() : 0;
     core::Poll poll(context_, record.run_waits, slot.run_targets, polls ? record.num_run_waits : 0);
@@ -274,7 +279,6 @@ __device__ __forceinline__ void prepare(core::Shared& shared, const abi::Launch*
   }
   __syncthreads();
   if (thread == 0) {
-    shared.work.x_input = abi::kNone;  // nothing is staged
     const auto* offsets = core::at<const uint32_t>(shared.launch.offsets) + blockIdx.x;
     shared.list_begin = offsets[0];
     shared.list_records = offsets[1] - offsets[0];

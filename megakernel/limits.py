@@ -25,7 +25,7 @@ from megakernel.workspace import (
     workspace,
 )
 
-RESERVED_SHARED_BYTES = 5120
+RESERVED_SHARED_BYTES = 6144
 """Barriers of the ring, the launch record, and a window of records."""
 
 MAX_SHARE_UNITS = 65535

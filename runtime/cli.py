@@ -4,6 +4,8 @@ Owns its arguments and the printing of results. Refuses to compute: each command
 what it returns. torch is imported inside the commands that need it, so that the others work without it.
 """
 
+import asyncio
+import json as json_module
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +20,7 @@ from megakernel.families import SUPPORTED_FAMILIES, read_model
 from megakernel.hardware import load_hardware
 from megakernel.header import render
 from megakernel.measurement import Fault
-from runtime.report import facts_table, model_table, samples_table
+from runtime.report import bench_table, facts_table, model_table, samples_table
 
 if TYPE_CHECKING:
     from runtime.server.config import ServeConfig
@@ -207,6 +209,87 @@ def serve(
     flags["plan"] = plan and str(locate(plan))
     serving = _need_serving()
     sys.exit(serving.serve(_serve_config(model, flags), Console().print))
+
+
+@app.command()
+def bench(
+    target: Annotated[str, typer.Argument(metavar="URL_OR_CONFIG", help="A server's address, or a TOML file of runs.")],
+    *,
+    label: Annotated[
+        str | None, typer.Option(help="Name of the run and of its record; the workload's without.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="A model's name; the first that is served without.")] = None,
+    dataset_name: Annotated[
+        str | None, typer.Option(help="Workload: random, prefix_repetition (shared beginnings) or multi_turn (agents).")
+    ] = None,
+    num_prompts: Annotated[int | None, typer.Option(help="Requests, or conversations; 100 without.")] = None,
+    request_rate: Annotated[
+        float | None, typer.Option(help="Requests a second, as a Poisson process; without, as soon as there is room.")
+    ] = None,
+    max_concurrency: Annotated[int | None, typer.Option(help="Requests under way at most; no limit without.")] = None,
+    num_warmups: Annotated[int | None, typer.Option(help="Requests before, which do not count.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same prompts and arrivals.")] = None,
+    random_input_len: Annotated[int | None, typer.Option(help="Tokens of a random prompt.")] = None,
+    random_output_len: Annotated[int | None, typer.Option(help="Tokens of its answer.")] = None,
+    random_prefix_len: Annotated[int | None, typer.Option(help="Tokens before it that all prompts share.")] = None,
+    random_range_ratio: Annotated[
+        float | None, typer.Option(help="Lengths between (1 - RATIO) and (1 + RATIO) times theirs.")
+    ] = None,
+    prefix_repetition_prefix_len: Annotated[int | None, typer.Option(help="Tokens of a repeated beginning.")] = None,
+    prefix_repetition_suffix_len: Annotated[int | None, typer.Option(help="Tokens that follow it.")] = None,
+    prefix_repetition_num_prefixes: Annotated[int | None, typer.Option(help="Different beginnings.")] = None,
+    prefix_repetition_output_len: Annotated[int | None, typer.Option(help="Tokens of an answer.")] = None,
+    multi_turn_num_turns: Annotated[int | None, typer.Option(help="Requests of a conversation.")] = None,
+    multi_turn_system_len: Annotated[int | None, typer.Option(help="Tokens, about, of the shared beginning.")] = None,
+    multi_turn_input_len: Annotated[int | None, typer.Option(help="Tokens, about, of the user's question.")] = None,
+    multi_turn_tool_len: Annotated[int | None, typer.Option(help="Tokens, about, of a tool's result.")] = None,
+    multi_turn_output_len: Annotated[int | None, typer.Option(help="Tokens of an answer.")] = None,
+    multi_turn_tool_s: Annotated[float | None, typer.Option(help="Seconds that a tool takes.")] = None,
+    ignore_eos: Annotated[bool | None, typer.Option(help="Go on after the model's end tokens; so without.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy; the server's default without.")] = None,
+    extra_body: Annotated[str | None, typer.Option(help="A JSON object, put into every request's body.")] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(help="Random ids are below it; what the server says without.")
+    ] = None,
+    request_timeout_s: Annotated[float | None, typer.Option(help="Seconds that a request may take.")] = None,
+    result_dir: Annotated[str | None, typer.Option(help="Where a JSON record of each run goes.")] = None,
+    save_detailed: Annotated[bool | None, typer.Option(help="Put every request's times into the record.")] = None,
+    ready_check_timeout_sec: Annotated[float | None, typer.Option(help="Seconds to wait for the server.")] = None,
+) -> None:
+    """Put a load on a server with OpenAI's HTTP interface and say how fast it answered.
+
+    The key is in the environment, OPENAI_API_KEY. Exit code 1 when a request failed.
+    """
+    flags = {name: value for name, value in locals().items() if name != "target"}
+    flags["extra_body"] = _json_object("--extra-body", extra_body)
+    sys.exit(_bench(target, flags))
+
+
+def _bench(target: str, flags: dict[str, object]) -> int:
+    try:
+        from runtime.bench.load import load_config  # noqa: PLC0415 - the client's library
+        from runtime.bench.run import bench as run_bench  # noqa: PLC0415
+    except ImportError as missing:
+        raise ConfigError(f"no module {missing.name!r}, which this command needs: pip install '.[runtime]'") from None
+    config = load_config(target if target.startswith("http") else str(locate(target)), flags)
+    records = asyncio.run(run_bench(config))
+    Console().print(bench_table(records))
+    for record in records:
+        for error, count in record["errors"].items():
+            Console().print(f"{record['label']}: {count} x {error}", markup=False)
+    return 1 if any(record["failed"] for record in records) else 0
+
+
+def _json_object(flag: str, text: str | None) -> dict[str, object] | None:
+    if text is None:
+        return None
+    try:
+        found = json_module.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag} is {text!r}: {error}; needed: a JSON object") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{flag} is {text!r}; needed: a JSON object")
+    return found
 
 
 @app.command()

@@ -5,7 +5,7 @@ Owns tables for people only; the machine's form of a result is its JSON. Called 
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.table import Table
 
@@ -70,6 +70,31 @@ def samples_table(samples: Iterable[TimedSample], roofline_ms: float | None) -> 
         share = f"{100 * roofline_ms / sample.median_ms:.1f}%" if roofline_ms else ""
         table.add_row(sample.name, f"{sample.median_ms:.4f}", share, f"{100 * sample.spread:.1f}%")
     return table
+
+
+def bench_table(records: Iterable[Mapping[str, Any]]) -> Table:
+    """Return a table of runs against a server: latencies in milliseconds, rates in tokens a second."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("run")
+    for title in ("ended", "failed", "tok/s", "a stream", "TTFT p50, p99", "ITL p50, p90, p99", "cached"):
+        table.add_column(title, justify="right")
+    for each in records:
+        read = each["total_input_tokens"]
+        table.add_row(
+            each["label"],
+            str(each["completed"]),
+            str(each["failed"]),
+            _shown(each, "output_throughput"),
+            _shown(each, "median_stream_throughput"),
+            _shown(each, "median_ttft_ms", "p99_ttft_ms"),
+            _shown(each, "median_itl_ms", "p90_itl_ms", "p99_itl_ms"),
+            f"{100 * each['cached_tokens'] / read:.0f}%" if read else "",
+        )
+    return table
+
+
+def _shown(record: Mapping[str, Any], *names: str) -> str:
+    return ", ".join("-" if record[name] is None else f"{record[name]:.1f}" for name in names)
 
 
 def _describe(layer: LayerSpec) -> str:

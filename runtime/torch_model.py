@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 from megakernel.model import LayerSpec, ModelSpec, Rope, RoutedMlp
 from runtime.kv_pages import layer_groups, read, write
 from runtime.reference.ops import accumulator, rms_norm
-from runtime.weights import LayerWeights, Weights, rotary_table, unit_rows
+from runtime.weights import LayerWeights, Weights, rotary_table, rows_of, unit_rows
 
 QUERY_TOKENS = 512
 """Queries that attend together: their scores take as much scratch as the context is long."""
@@ -50,8 +50,7 @@ class TorchModel:
 
     def embed(self, tokens: Tensor) -> Tensor:
         """First residuals [tokens, hidden] of token ids, int64."""
-        units, rows = self.weights.embedding, self.weights.embedding.shape[-2]
-        return units[tokens // rows, :, tokens % rows].flatten(-2).clone()
+        return rows_of(self.weights.embedding, tokens)
 
     def logits(self, stream: Tensor) -> Tensor:
         """Logits [tokens, vocab], float32 or wider, after the last residuals [tokens, hidden]."""

@@ -1,9 +1,11 @@
 """Weights in the layout that tasks read: units of 16 rows, contiguous, in the order in which they are streamed.
 
-One copy, whoever reads it. A unit is tiles of 16 rows x 32 columns, each 1 KB and row-major: two 16-byte loads a lane
-feed two matrix instructions without bank conflicts, and a prefill reads the tiles in place. A unit of the up weights
-pairs 8 gate rows with the 8 up rows that meet them, so that a product and its activation stay in one task; K splits of
-the projection are whole blocks of units. `units` and `unit_rows` are the only code that knows the layout.
+One copy, whoever reads it. A unit is tiles of 16 rows x 32 columns, each 1 KB. Inside a tile elements lie as the matrix
+instruction takes them: lane 4 g + t loads twice 16 bytes, four registers that are row g and row g + 8 in turn, first of
+columns 8 t to 8 t + 3, then of 8 t + 4 to 8 t + 7; no load meets another's bank, and no register is moved. A unit of
+the up weights pairs 8 gate rows with the 8 up rows that meet them, so that a product and its activation stay in one
+task; K splits of the projection are whole blocks of units. `units` and `unit_rows` are the only code that knows the
+layout.
 """
 
 from __future__ import annotations
@@ -139,15 +141,29 @@ def weight_pieces(weights: Weights) -> Iterator[Piece]:
 
 
 def units(matrix: Tensor) -> Tensor:
-    """[rows, columns] as units [rows / 16, columns / 32, 16, 32]."""
+    """[rows, columns] as units [rows / 16, columns / 32, 16, 32], the last two of them mixed (see above)."""
     rows, columns = matrix.shape
-    tiles = matrix.reshape(rows // UNIT_ROWS, UNIT_ROWS, columns // TILE_COLUMNS, TILE_COLUMNS)
-    return tiles.transpose(1, 2).contiguous()
+    # row g + 8 r of a unit; column 32 c + 8 t + 4 h + 2 p + e
+    parts = matrix.reshape(rows // UNIT_ROWS, 2, 8, columns // TILE_COLUMNS, 4, 2, 2, 2)
+    mixed = parts.permute(0, 3, 5, 2, 4, 6, 1, 7)  # unit c h g t p r e
+    return mixed.reshape(rows // UNIT_ROWS, columns // TILE_COLUMNS, UNIT_ROWS, TILE_COLUMNS).contiguous()
 
 
 def unit_rows(tiles: Tensor) -> Tensor:
     """Rows [..., 16, columns] of units [..., columns / 32, 16, 32]."""
-    return tiles.transpose(-3, -2).flatten(-2)
+    *outer, columns, _, _ = tiles.shape
+    parts = tiles.reshape(*outer, columns, 2, 8, 4, 2, 2, 2)  # c h g t p r e
+    n = len(outer)
+    rows = parts.permute(*range(n), n + 5, n + 2, n, n + 3, n + 1, n + 4, n + 6)  # r g c t h p e
+    return rows.reshape(*outer, UNIT_ROWS, columns * TILE_COLUMNS)
+
+
+def rows_of(tiles: Tensor, rows: Tensor) -> Tensor:
+    """Rows [rows, columns] of units [units, columns / 32, 16, 32], by number; no unit is unpacked."""
+    parts = tiles.reshape(*tiles.shape[:2], 2, 8, 4, 2, 2, 2)  # unit c h g t p r e
+    units, row = rows // UNIT_ROWS, rows % UNIT_ROWS
+    found = parts[units, :, :, row % 8, :, :, row // 8]  # row c h t p e
+    return found.permute(0, 1, 3, 2, 4, 5).flatten(1)
 
 
 def paired_units(gate: Tensor, up: Tensor) -> Tensor:

@@ -30,11 +30,16 @@ struct Poll {
     is_met = false;
   }
 
-  // Whether this lane's counter has come far enough. Acquire at gpu scope; a warp barrier passes it on to the other
-  // lanes.
+  // Value of this lane's counter. Acquire at gpu scope, which empties the SM's cache; with read-back arrivals, whose
+  // results are neither written nor read through that cache, relaxed: loads go out after this one has come back.
+  __device__ __forceinline__ uint32_t value() const {
+    return spec::kArriveReadBack ? ptx::load_relaxed_gpu(word) : ptx::load_acquire_gpu(word);
+  }
+
+  // Whether this lane's counter has come far enough. A warp barrier passes it on to the other lanes.
   __device__ __forceinline__ bool look() {
     if (!is_met) {
-      is_met = static_cast<int32_t>(ptx::load_acquire_gpu(word) - target) >= 0;
+      is_met = static_cast<int32_t>(value() - target) >= 0;
       if constexpr (spec::kPollPauseNs > 0) {
         if (!is_met) ptx::pause(spec::kPollPauseNs);
       }

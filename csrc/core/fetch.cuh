@@ -50,7 +50,6 @@ class Fetch {
       slot.index = index;
       slot.early_warps = 0;
       slot.run_warps = 0;
-      slot.go = 0;
       if constexpr (spec::kTrace) slot.trace = {};
     }
     ask();

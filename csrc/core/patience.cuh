@@ -24,10 +24,7 @@ struct Waiting {
 
 // Says which record a role is at; waits then need not. By one thread.
 __device__ __forceinline__ void note_record(const Context& context, uint32_t step, uint32_t index, uint32_t task) {
-  Note& own = context.shared.notes[context.role];
-  own.step = step;
-  own.index = index;
-  own.task = task;
+  *reinterpret_cast<uint4*>(&context.shared.notes[context.role]) = {step, index, task, kRuns};
 }
 
 __device__ __forceinline__ void note(Note& to, const Waiting& waiting) {
@@ -39,15 +36,15 @@ __device__ __forceinline__ bool must_stop(const Context& context) {
 }
 
 // Waits until `ready()` holds in all lanes of a warp; false when the kernel is to be left. `describe()` is for the
-// note, made by the first lane that is not ready.
+// note, made by the lanes that are not ready.
 template <class Ready, class Describe>
 __device__ __forceinline__ bool await(const Context& context, Ready&& ready, Describe&& describe) {
 #pragma unroll 1
   for (uint32_t tries = 1;; ++tries) {
-    const uint32_t unready = __ballot_sync(kAllLanes, !ready());
-    if (unready == 0) return true;
+    const bool is_ready = ready();
+    if (__all_sync(kAllLanes, is_ready)) return true;
     if (tries % kTriesPerLook == 0) {
-      if (context.lane == __ffs(unready) - 1) note(context.shared.notes[context.role], describe());
+      if (!is_ready) note(context.shared.notes[context.role], describe());
       if (__any_sync(kAllLanes, must_stop(context))) return false;
     }
   }

@@ -156,9 +156,10 @@ class Issuer {
 // The consumers' end: which copies of a record are this warp's is the kind's business, as long as each is taken by one
 // warp.
 //
-// A parity says no more than whether the phase before is over, so a warp first sees that its copy was issued: then the
-// stage's copies before it were freed, and only this one can be what has landed. Copies are counted from the start of
-// the launch; a launch has fewer than 2^32 of them.
+// A parity says no more than whether the phase before is over, so a warp must know that the copy a whole ring before
+// its own has landed. Mostly it does from the last copy that it saw land: with it have all that were issued before the
+// cap let it go. Otherwise it asks how many copies were issued. Copies are counted from the start of the launch; a
+// launch has fewer than 2^32 of them.
 class Reader {
  public:
   __device__ explicit Reader(const Context& context)
@@ -172,27 +173,40 @@ class Reader {
     return copy + (context_.warp + spec::kConsumerWarps - (base_ + copy) % spec::kConsumerWarps) % spec::kConsumerWarps;
   }
 
-  // Waits until copy `copy` of the record is on its way: what will lie in its stage is known.
-  __device__ __forceinline__ bool await_issued(uint32_t copy) {
-    const uint32_t index = base_ + copy;
-    stage_ = index % spec::kStages;
-    parity_ = index / spec::kStages & 1;
-    if (static_cast<int32_t>(seen_ - index) > 0) return true;
-    return await(
-        context_,
-        [&] {
-          seen_ = ptx::load_acquire_shared(issued_word_);
-          return static_cast<int32_t>(seen_ - index) > 0;
-        },
-        [&] { return Waiting{abi::Place::kData, copy}; });
+  // Turns to copy `copy` of the record.
+  __device__ __forceinline__ void turn_to(uint32_t copy) {
+    index_ = base_ + copy;
+    stage_ = index_ % spec::kStages;
+    parity_ = index_ / spec::kStages & 1;
   }
 
-  // Waits until it has landed, after `await_issued`.
-  __device__ __forceinline__ bool await_landed(uint32_t copy) {
-    const uint32_t landed = landed_ + stage_ * sizeof(uint64_t);
+  // Turns to the copy that is this warp's next, if they go round.
+  __device__ __forceinline__ void go_round() {
+    if constexpr (spec::kConsumerWarps > spec::kStages) {
+      turn_to(index_ - base_ + spec::kConsumerWarps);
+    } else {
+      index_ += spec::kConsumerWarps;
+      stage_ += spec::kConsumerWarps;
+      if (stage_ >= spec::kStages) {
+        stage_ -= spec::kStages;
+        parity_ ^= 1;
+      }
+    }
+  }
+
+  // Waits until the copy is on its way: what will lie in its stage is known.
+  __device__ __forceinline__ bool await_issued() {
     return await(
-        context_, [&] { return ptx::mbarrier_try_wait(landed, parity_); },
-        [&] { return Waiting{abi::Place::kData, copy}; });
+        context_, [&] { return static_cast<int32_t>(ptx::load_acquire_shared(issued_word_) - index_) > 0; },
+        [&] { return waiting(); });
+  }
+
+  // Waits until it has landed. A warp sees its copies in ascending order.
+  __device__ __forceinline__ bool await_landed() {
+    if (index_ - seen_ > kSureCopies && !await_issued()) return false;
+    seen_ = index_;
+    const uint32_t landed = landed_ + stage_ * sizeof(uint64_t);
+    return await(context_, [&] { return ptx::mbarrier_try_wait(landed, parity_); }, [&] { return waiting(); });
   }
 
   __device__ __forceinline__ const uint8_t* data() const { return context_.shared.ring[stage_]; }
@@ -217,9 +231,15 @@ class Reader {
   }
 
   const Context& context_;
+  __device__ __forceinline__ Waiting waiting() const { return {abi::Place::kData, index_ - base_}; }
+
+  // So far behind a copy that has landed, the one a whole ring before has too.
+  static constexpr uint32_t kSureCopies = spec::kStages - spec::kCapCopies;
+
   const uint32_t landed_, freed_, issued_word_;
-  uint32_t base_ = 0;  // copies of the records before
-  uint32_t seen_ = 0;  // issued, when last looked
+  uint32_t base_ = 0;   // copies of the records before
+  uint32_t index_ = 0;  // of the copy, in the launch
+  uint32_t seen_ = 0;   // last copy that this warp waited for
   uint32_t stage_ = 0;
   uint32_t parity_ = 0;
 };

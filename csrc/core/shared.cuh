@@ -1,6 +1,7 @@
 // Shared memory of a block: the ring, its barriers, a window of the records between producer and consumers, and what
 // runs keep between their warps.
 #pragma once
+#include "core/product.cuh"
 #include "ptx/mbarrier.cuh"
 #include "specialization.cuh"
 
@@ -9,10 +10,22 @@ namespace mk::core {
 // In place of a record's index: nothing follows.
 inline constexpr uint32_t kNoRecord = ~0u;
 
+// One unit of attention: a row, a KV head and a chunk of its keys.
+struct Place {
+  uint32_t row;
+  uint32_t head;
+  uint32_t chunk;
+  uint32_t first_chunk;  // of the row
+  uint32_t end_chunk;
+  uint32_t position;
+};
+
 // One record on its way from the planner to the consumers.
 struct alignas(16) Slot {
   abi::Record record;
   abi::Layer layer;                  // of the record
+  Product product;                   // of a record that multiplies
+  Place place;                       // of a record that attends: its first unit
   uint64_t inputs[abi::kMaxInputs];  // addresses of the record's buffers; 0: absent
   uint64_t outputs[abi::kMaxOutputs];
   uint32_t run_targets[abi::kMaxRunWaits];
@@ -23,7 +36,7 @@ struct alignas(16) Slot {
   uint32_t index;        // in the list
   uint32_t early_warps;  // consumer warps that have ended its early part
   uint32_t run_warps;    // consumer warps that have ended its run
-  uint32_t go;           // not 0 once the run waits are met
+  uint32_t go;           // not 0 once the run waits are known to be met
   abi::Trace trace;      // written to memory after the arrival, so that no arrival waits for it
 };
 
@@ -119,19 +132,18 @@ struct Workspace {
   uint32_t has_ended;                      // not 0: the next step is the chain's last
   uint32_t units_done[spec::kSliceSlots];  // slices of a unit that are in, at its first slice
   uint32_t turns[spec::kSumSlots];         // experts that are in the sum
-  uint32_t x_step, x_layer, x_input;       // whose activations stand in x
 };
 
 // Of the mailbox, what is polled.
 inline constexpr uint32_t kMailWords = offsetof(abi::Mailbox, commands) / sizeof(uint32_t);
 
 // Where a role of the block is, and what it last waited for in vain.
-struct Note {
-  uint2 what;  // place in the upper half, counter in the lower; what is wanted
+struct alignas(16) Note {
   uint32_t step;
   uint32_t index;
   uint32_t task;
   uint32_t state;
+  uint2 what;  // place in the upper half, counter in the lower; what is wanted
 };
 inline constexpr uint32_t kRuns = 0;
 inline constexpr uint32_t kLeft = 1;

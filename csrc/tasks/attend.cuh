@@ -35,15 +35,7 @@ struct Attend {
 
   using Places = uint32_t[2 * kTurns];  // words of the partial results
 
-  // One (row, KV head, chunk).
-  struct Place {
-    uint32_t row;
-    uint32_t head;
-    uint32_t chunk;
-    uint32_t first_chunk;  // of the row
-    uint32_t end_chunk;
-    uint32_t position;
-  };
+  using Place = core::Place;
 
   // This record's share of all units of the step.
   __device__ static __forceinline__ void find_units(core::Slot& slot, core::Live& live) {
@@ -53,6 +45,7 @@ struct Attend {
     for (uint32_t row = 0; row < spec::kRows; ++row) total += units(rows[row], slot.layer.window_tokens);
     slot.first_unit = abi::share_begin(total, slot.record.share, slot.record.shares);
     slot.end_unit = abi::share_begin(total, slot.record.share + 1, slot.record.shares);
+    if (slot.first_unit < slot.end_unit) slot.place = find(rows, slot.layer.window_tokens, slot.first_unit);
   }
 
   template <class Visit>
@@ -66,7 +59,7 @@ struct Attend {
     for (uint32_t row = 0; row < spec::kRows && first < end; ++row) {
       const uint32_t mine = units(rows[row], slot.layer.window_tokens);
       if (first < before + mine) {
-        Place place = find(rows, slot.layer.window_tokens, first);
+        Place place = first == slot.first_unit ? slot.place : find(rows, slot.layer.window_tokens, first);
         const uint32_t last = min(end, before + mine);
         for (; first < last; ++first) {
           if (!visit_chunk(context, slot, place, visit)) return false;
@@ -86,7 +79,13 @@ struct Attend {
     uint32_t queries = ~0u;  // row and head that they are of
 #pragma unroll 1
     for (uint32_t unit = context.warp / kTeam; slot.first_unit + unit < slot.end_unit; unit += spec::kTeams) {
-      const Place place = find(context.shared.rows, slot.layer.window_tokens, slot.first_unit + unit);
+      Place place = slot.place;
+      place.chunk += unit;
+#pragma unroll 1
+      for (; place.chunk >= place.end_chunk; place.chunk -= place.end_chunk - place.first_chunk) ++place.head;
+      if (spec::kRows > 1 && place.head >= spec::kKvHeads) {  // of another row
+        place = find(context.shared.rows, slot.layer.window_tokens, slot.first_unit + unit);
+      }
       if (!attend_chunk(context, slot, tools, place, 2 * unit * kPairs, q, queries)) return false;
     }
     return true;
@@ -168,7 +167,8 @@ struct Attend {
     if (has_value) stage_value(lane, context.shared.work, slot, place, team);
     core::lap(context, slot, &abi::Trace::staged, lap);
     const uint32_t keys = copy + 2 * member;
-    if (!reader.await_issued(keys) || !reader.await_landed(keys)) return false;
+    reader.turn_to(keys);
+    if (!reader.await_landed()) return false;
     core::lap(context, slot, &abi::Trace::waited, lap);
     const uint32_t values = keys + 1;
 #pragma unroll 1
@@ -179,7 +179,10 @@ struct Attend {
       uint32_t weights[2 * kSteps];
       weigh(weights, q, context.shared.work.stats[team][number], lane,
             ptx::shared_address(reader.data_of(keys)) + offset, first, from, place.position);
-      if (block == 0 && !(reader.await_issued(values) && reader.await_landed(values))) return false;
+      if (block == 0) {
+        reader.turn_to(values);
+        if (!reader.await_landed()) return false;
+      }
       sum(weights, lane, ptx::shared_address(reader.data_of(keys)) + offset,
           ptx::shared_address(reader.data_of(values)) + offset, first, from, place.position);
     }

@@ -34,6 +34,21 @@ __device__ __forceinline__ bool walk(const core::Context& context, const core::S
   }
 }
 
+// Says what a record multiplies, if it does.
+__device__ __forceinline__ void describe(const core::Context& context, core::Slot& slot, Staged& staged) {
+  if constexpr (!spec::kLinearWalk) {
+    switch (static_cast<abi::TaskKind>(slot.record.kind)) {
+      case abi::TaskKind::kEmbed:
+      case abi::TaskKind::kAttend:
+      case abi::TaskKind::kMerge:
+      case abi::TaskKind::kSample:
+        return;
+      default:
+        describe_product(context, slot, staged);
+    }
+  }
+}
+
 // Finds the units of a record's share; lane 0's slot is everybody's, so all lanes write alike.
 __device__ __forceinline__ void find_units(const core::Context& context, core::Slot& slot, core::Live& live) {
   if constexpr (!spec::kLinearWalk) {
@@ -61,7 +76,7 @@ __device__ __forceinline__ bool count(const core::Context& context, const core::
         return 2 * spec::kPageHalfBytes % Attend::kPieceBytes == 0;
       }
       default:
-        return count_product(context, slot, queue);
+        return count_product(slot, queue);
     }
   }
 }

@@ -28,15 +28,15 @@ struct Down {
 
   __device__ static __forceinline__ void describe(const core::Context& context, const core::Slot& slot,
                                                   Product& product) {
-    const core::Routing& routing = core::routing(context, slot);
     const bool is_routed = slot.layer.num_experts != 0;
     product.cut = cut(slot.layer.mlp_width, spec::kMlpSlice);
     product.expert_units = slot.record.end - slot.record.begin;
-    product.units = product.expert_units * (is_routed ? routing.num_experts : 1);
+    product.units = product.expert_units * (is_routed ? core::routing(context, slot).num_experts : 1);
+    product.rank_end = product.rank_units = product.expert_units;
     product.rows = slot.inputs[0];
     product.row_stride = spec::kMaxTopK * spec::kMaxWidth;
     product.place_stride = spec::kMaxWidth;
-    product.routing = is_routed ? &routing : nullptr;
+    product.is_routed = is_routed;
     product.residual = slot.inputs[3];
   }
 
@@ -44,9 +44,9 @@ struct Down {
                                                 const Product& product, uint32_t number, uint32_t rank,
                                                 const Unit& values) {
     core::Workspace& work = context.shared.work;
-    const core::Routing* routing = product.routing;
+    const core::Routing& routing = core::routing(context, slot);
     const uint32_t unit = number - rank * product.expert_units;
-    const uint32_t expert = routing == nullptr ? 0 : routing->experts[rank];
+    const uint32_t expert = product.is_routed ? routing.experts[rank] : 0;
     const bool is_last = number + product.expert_units >= product.units;
     const uint32_t sum_slot = (tools.sums + unit) % spec::kSumSlots;
     const uint32_t row = Unit::weight_row(context.lane);
@@ -56,10 +56,10 @@ struct Down {
     for (uint32_t output = 0; output < kOutputs; ++output) {
       const uint32_t token = Unit::token_row(context.lane, output);
       own[output] = values.values[output];
-      if (routing != nullptr && token < spec::kRows) {
-        const uint32_t place = routing->slots[token][expert];
+      if (product.is_routed && token < spec::kRows) {
+        const uint32_t place = routing.slots[token][expert];
         // Rows that did not choose the expert are selected away: what is in their sums may be anything.
-        own[output] = place == core::kNoSlot ? 0.0f : routing->scores[token][place] * own[output];
+        own[output] = place == core::kNoSlot ? 0.0f : routing.scores[token][place] * own[output];
       }
     }
     const uint32_t turn = ptx::shared_address(&work.turns[sum_slot]);

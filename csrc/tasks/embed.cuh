@@ -15,10 +15,14 @@ struct Embed {
       const uint32_t token = ptx::load_relaxed_gpu(tokens + row);
       const uint64_t unit = context.launch().embedding + static_cast<uint64_t>(token / abi::kUnitRows) *
                                                              abi::kUnitRows * spec::kHidden * spec::kElementBytes;
+      const uint32_t own = token % abi::kUnitRows;
       for (uint32_t vector = thread; vector < kVectors; vector += spec::kConsumerThreads) {
-        const uint32_t tile = vector / kTileVectors;
-        const uint32_t at = (tile * abi::kUnitRows + token % abi::kUnitRows) * kTileVectors + vector % kTileVectors;
-        const uint4 x = ptx::load_constant(core::at<const uint4>(unit) + at);
+        // A tile is 2 x 8 x 4 vectors of half of 8 columns, of two rows 8 apart in turn.
+        const auto* tile = core::at<const uint32_t>(unit) + vector / kTileVectors * (core::kTileBytes / 4);
+        const auto* near = tile + (own % 8 * kTileVectors + vector % kTileVectors) * 4 + own / 8;
+        const auto* far = near + core::kTileBytes / 8;
+        const uint4 x = {ptx::load_constant(near), ptx::load_constant(near + 2), ptx::load_constant(far),
+                         ptx::load_constant(far + 2)};
         tools.written.put(core::at<uint4>(out) + row * kVectors + vector, x);
       }
     }

@@ -36,7 +36,6 @@ class Filter {
   // The token, of which `drawn` is the draw over all; false when the kernel is to be left.
   __device__ __forceinline__ bool draw(uint32_t& token, uint32_t drawn, uint64_t noise) {
     if (!tools_.consumers.meet()) return false;  // nobody uses the workspace any more
-    if (context_.warp == 0 && context_.lane == 0) context_.shared.work.x_input = abi::kNone;  // bins lie there
     const bool by_mass = top_p_ < 1.0f;
     uint64_t last = ~0ull;  // key that is kept
     if (by_mass && top_k_ < spec::kVocab && !search<false>(top_k_, last)) return false;

@@ -30,10 +30,8 @@ struct Head {
 
   // What the rows draw with, for all warps: they meet before they finish a unit, or did when the step's first record
   // of the kind was staged.
-  __device__ static __forceinline__ void stage_drawing(const core::Context& context, const core::Slot& slot,
-                                                       const Product& product) {
+  __device__ static __forceinline__ void stage_drawing(const core::Context& context) {
     if (context.warp + 1 != spec::kConsumerWarps || context.lane >= spec::kRows) return;
-    if (is_staged(context, slot, product)) return;
     const auto* row = core::at<const abi::RowState>(context.launch().rows) + context.lane;
     const uint32_t position = ptx::load_relaxed_gpu(&row->position);
     const float temperature = ptx::load_relaxed_gpu(&row->temperature);

@@ -5,24 +5,19 @@
 // is given back after what it brought is in the sum: so, when a copy has landed, all copies a whole ring before it are
 // summed, and the slots of slices, taken in turn, are free when their turn comes (see kSliceSlots).
 #pragma once
-#include "core/counters.cuh"
+#include "core/live.cuh"
 #include "core/ring.cuh"
 #include "ptx/bfloat16.cuh"
 #include "ptx/mma.cuh"
 
 namespace mk::tasks {
 
-inline constexpr uint32_t kTileBytes = abi::kUnitRows * abi::kTileColumns * spec::kElementBytes;
+using core::Cut;
+using core::kTileBytes;
+using core::Product;
+
 inline constexpr uint32_t kMostTiles = 8;  // of a slice
 inline constexpr uint32_t kOutputs = (abi::kUnitRows * spec::kRows + spec::kWarpThreads - 1) / spec::kWarpThreads;
-
-// How a product is cut: constant for one operator.
-struct Cut {
-  uint32_t slices;  // of a unit
-  uint32_t tiles;   // of a slice
-
-  __device__ __forceinline__ constexpr uint32_t slice_bytes() const { return tiles * kTileBytes; }
-};
 
 __device__ __forceinline__ constexpr Cut cut(uint32_t columns, uint32_t slice_columns) {
   return {columns / slice_columns, slice_columns / abi::kTileColumns};
@@ -43,6 +38,14 @@ __device__ __forceinline__ uint32_t piece_bytes(const Cut& cut) {
   return spec::kStreaming ? spec::kCopyBytes : spec::kCopyBytes / slice * slice;
 }
 
+// Copies of a unit; 0 where copies hold parts of several.
+__device__ __forceinline__ uint32_t unit_copies(const Cut& cut) {
+  const uint32_t unit = cut.slices * cut.slice_bytes();
+  const uint32_t piece = piece_bytes(cut);
+  const uint32_t copies = unit / piece;
+  return copies * piece == unit ? copies : 0;
+}
+
 // The run as copies of whole slices.
 __device__ __forceinline__ core::Pieces pieces_of(const UnitRun& run, const Cut& cut) {
   const uint32_t slice = cut.slice_bytes();
@@ -56,25 +59,6 @@ __device__ __forceinline__ core::Pieces pieces_of(const UnitRun& run, const Cut&
   pieces.rank = static_cast<uint16_t>(run.rank);
   return pieces;
 }
-
-// What a record multiplies its units with, and where its copies begin.
-struct Product {
-  Cut cut;
-  uint32_t units = 0;
-  uint32_t first_copy = 0;  // copies before it are not units
-  // Activations: the RMS norm of the stream, staged in shared memory, or rows in device memory.
-  uint64_t norm = 0;  // 0: not staged
-  uint64_t residual = 0;
-  uint64_t mlp = 0;
-  uint32_t input = 0;  // number of the stream, within step and layer
-  uint64_t rows = 0;
-  uint32_t row_stride = 0;                 // columns from token row to token row
-  uint32_t place_stride = 0;               // and from expert to expert of a row, where units are experts'
-  const core::Routing* routing = nullptr;  // of the units' experts
-  uint32_t expert_units = 1;               // of each expert, in this record
-  uint32_t first_unit = 0;                 // of the record, where K is split
-  uint32_t split_units = ~0u;              // units of one K split; all of them where it is not
-};
 
 inline constexpr uint32_t kSplitColumns = spec::kHidden / spec::kProjectKSplits;
 
@@ -97,87 +81,125 @@ class Multiplier {
  public:
   __device__ explicit Multiplier(const core::Context& context) : context_(context) {}
 
-  // Multiplies the record's units; `finish(unit, rank, values)` takes each that this warp finished.
-  template <class Finish>
+  // Multiplies the record's units; `announce()` is called now and then, `finish(unit, rank, values)` takes each unit
+  // that this warp finished.
+  template <class Announce, class Finish>
   __device__ __forceinline__ bool multiply(const core::Slot& slot, core::Reader& reader, const Product& product,
-                                           Finish&& finish) {
+                                           Announce&& announce, Finish&& finish) {
     const Cut& cut = product.cut;
     uint32_t lap = spec::kTrace ? core::trace_time(context_) : 0;
+    const uint32_t copies = slot.copies;
+    uint32_t copy = reader.first_own(product.first_copy);
+    uint32_t unit = 0;
+    uint32_t slice = (copy - product.first_copy) * product.copy_slices;
+    uint32_t rank = product.rank;
+    uint32_t rank_end = product.rank_end;
+    Tiles x;
+    uint32_t held = ~0u;  // slice whose activations x has, of those that are staged
+    reader.turn_to(copy);
 #pragma unroll 1
-    for (uint32_t copy = reader.first_own(product.first_copy); copy < slot.copies; copy += spec::kConsumerWarps) {
-      if (!reader.await_issued(copy)) return false;
-      const core::Landed what = reader.what();
-      uint32_t unit = what.unit;
-      uint32_t slice = what.slice;
+    for (; copy < copies; copy += spec::kConsumerWarps) {
+      uint32_t left = product.copy_slices;
+      if (left != 0) {
+#pragma unroll 1
+        for (; slice >= cut.slices; slice -= cut.slices) ++unit;
+#pragma unroll 1
+        for (; unit >= rank_end; rank_end += product.rank_units) ++rank;
+      } else {
+        if (!reader.await_issued()) return false;
+        const core::Landed what = reader.what();
+        left = what.bytes_by_16 * 16 / cut.slice_bytes();
+        unit = what.unit;
+        slice = what.slice;
+        rank = what.rank;
+      }
       const uint8_t* data = reader.data();
-      const uint8_t* end = data + what.bytes_by_16 * 16;
       bool has_landed = false;
 #pragma unroll 1
-      for (; data != end; data += cut.slice_bytes()) {
-        Tiles x;
-        fetch(x, product, unit, slice, what.rank);
-        if (!has_landed && !reader.await_landed(copy)) return false;
+      for (;; data += cut.slice_bytes()) {
+        if (product.norm == 0) {
+          fetch_rows(x, slot, product, slice, rank);
+        } else if (slice != held || !kHolds) {
+          fetch_staged(x, product, unit, slice);
+          held = slice;
+        }
+        if (!has_landed && !reader.await_landed()) return false;
         has_landed = true;
         core::lap(context_, slot, &abi::Trace::waited, lap);
         float sum[4];
         multiply_slice(sum, data, x, cut.tiles, context_.lane);
+        announce();
         const uint32_t first = unit * cut.slices;
-        const bool is_last = data + cut.slice_bytes() == end;
+        const bool is_last = --left == 0;
         if (keep(sum, first + slice, first, cut.slices)) {
           Unit values;
           add_up(values, first, cut.slices);
           if (is_last) reader.free();
-          if (!finish(unit, what.rank, values)) return false;
+          if (!finish(unit, rank, values)) return false;
         } else if (is_last) {
           reader.free();
         }
+        if (is_last) break;
         if (++slice == cut.slices) {
           slice = 0;
           ++unit;
         }
       }
       core::lap(context_, slot, &abi::Trace::worked, lap);
+      unit += product.unit_step;
+      slice += product.slice_step;
+      reader.go_round();
     }
     base_ = wrapped(product.units * cut.slices);
     return true;
   }
 
  private:
-  // Activations of a slice.
-  __device__ __forceinline__ void fetch(Tiles& x, const Product& product, uint32_t unit, uint32_t slice,
-                                        uint32_t rank) const {
+  // Staged activations of a slice stay in registers for the next copy, unless many rows need them otherwise.
+  static constexpr bool kHolds = spec::kRows <= 4 && spec::kProjectKSplits == 1;
+
+  // Activations of a slice, from the staged norm.
+  __device__ __forceinline__ void fetch_staged(Tiles& x, const Product& product, uint32_t unit, uint32_t slice) const {
     const uint32_t tiles = spec::kSlicesAreWhole ? kMostTiles : product.cut.tiles;
     uint32_t column = slice * tiles * abi::kTileColumns + context_.lane % 4 * 8;
+    if constexpr (spec::kProjectKSplits > 1) {
+      column += (product.first_unit + unit) / product.split_units * kSplitColumns;
+    }
     const uint32_t row = context_.lane / 4;
     const bool has_row = spec::kRows == 8 || row < spec::kRows;
-    if (product.norm != 0) {
-      if constexpr (spec::kProjectKSplits > 1)
-        column += (product.first_unit + unit) / product.split_units * kSplitColumns;
-      const uint8_t* from = context_.shared.work.x[has_row ? row : 0] + column * spec::kElementBytes;
+    const uint8_t* from = context_.shared.work.x[has_row ? row : 0] + column * spec::kElementBytes;
 #pragma unroll
-      for (uint32_t tile = 0; tile < kMostTiles; ++tile) {
-        x[tile] = {};
-        if (tile < tiles && has_row) x[tile] = *reinterpret_cast<const uint4*>(from + tile * kTileRowBytes);
-      }
-    } else {
-      uint32_t place = has_row ? 0 : core::kNoSlot;
-      if (product.routing != nullptr && has_row) {
-        place = product.routing->slots[row][product.routing->experts[rank]];
-      }
-      const auto* from = core::at<const uint8_t>(product.rows) +
-                         (row * product.row_stride + place * product.place_stride + column) * spec::kElementBytes;
+    for (uint32_t tile = 0; tile < kMostTiles; ++tile) {
+      x[tile] = {};
+      if (tile < tiles && has_row) x[tile] = *reinterpret_cast<const uint4*>(from + tile * kTileRowBytes);
+    }
+  }
+
+  // The same from rows in device memory, of the unit's expert where there are experts.
+  __device__ __forceinline__ void fetch_rows(Tiles& x, const core::Slot& slot, const Product& product, uint32_t slice,
+                                             uint32_t rank) const {
+    const uint32_t tiles = spec::kSlicesAreWhole ? kMostTiles : product.cut.tiles;
+    const uint32_t column = slice * tiles * abi::kTileColumns + context_.lane % 4 * 8;
+    const uint32_t row = context_.lane / 4;
+    const bool has_row = spec::kRows == 8 || row < spec::kRows;
+    uint32_t place = has_row ? 0 : core::kNoSlot;
+    if (product.is_routed && has_row) {
+      const core::Routing& routing = core::routing(context_, slot);
+      place = routing.slots[row][routing.experts[rank]];
+    }
+    const auto* from = core::at<const uint8_t>(product.rows) +
+                       (row * product.row_stride + place * product.place_stride + column) * spec::kElementBytes;
 #pragma unroll
-      for (uint32_t tile = 0; tile < kMostTiles; ++tile) {
-        x[tile] = {};
-        if (tile < tiles && place != core::kNoSlot) {
-          x[tile] = ptx::load_relaxed_gpu(reinterpret_cast<const uint4*>(from + tile * kTileRowBytes));
-        }
+    for (uint32_t tile = 0; tile < kMostTiles; ++tile) {
+      x[tile] = {};
+      if (tile < tiles && place != core::kNoSlot) {
+        x[tile] = ptx::load_relaxed_gpu(reinterpret_cast<const uint4*>(from + tile * kTileRowBytes));
       }
     }
   }
 
   // Sums of one slice: 16 weight rows by 8 token rows. Columns are permuted inside a tile, weights and activations
-  // alike.
+  // alike; a lane's 16 bytes are what the instruction takes, register by register (see runtime/weights.py).
   __device__ static __forceinline__ void multiply_slice(float (&sum)[4], const uint8_t* slice, const Tiles& x,
                                                         uint32_t tiles, uint32_t lane) {
     if constexpr (spec::kSlicesAreWhole) tiles = kMostTiles;
@@ -188,10 +210,10 @@ class Multiplier {
     for (uint32_t tile = 0; tile < kMostTiles; ++tile) {
       if (tile < tiles) {
         const uint8_t* at = slice + tile * kTileBytes + lane * sizeof(uint4);
-        const uint4 upper = *reinterpret_cast<const uint4*>(at);
-        const uint4 lower = *reinterpret_cast<const uint4*>(at + kTileBytes / 2);
-        ptx::multiply_add(sum, upper.x, lower.x, upper.y, lower.y, x[tile].x, x[tile].y);
-        ptx::multiply_add(other, upper.z, lower.z, upper.w, lower.w, x[tile].z, x[tile].w);
+        const uint4 near = *reinterpret_cast<const uint4*>(at);
+        const uint4 far = *reinterpret_cast<const uint4*>(at + kTileBytes / 2);
+        ptx::multiply_add(sum, near.x, near.y, near.z, near.w, x[tile].x, x[tile].y);
+        ptx::multiply_add(other, far.x, far.y, far.z, far.w, x[tile].z, x[tile].w);
       }
     }
 #pragma unroll

@@ -69,14 +69,15 @@ struct Project {
     return true;
   }
 
-  // Logits of this record's router rows, in fp32, and the early signal. A row is all warps', a stretch of columns each:
-  // it is what everybody waits for.
+  // Logits of this record's router rows, in fp32. A row is all warps', a stretch of columns each: it is what everybody
+  // waits for. The early signal is left to be announced, when the logits are known to be where they should be.
   __device__ static __forceinline__ bool route(const core::Context& context, core::Slot& slot, Tools& tools) {
     core::Workspace& work = context.shared.work;
     const uint32_t copies = router_copies(slot);
 #pragma unroll 1
     for (uint32_t copy = 0; copy < copies; ++copy) {
-      if (!tools.reader.await_issued(copy) || !tools.reader.await_landed(copy)) return false;
+      tools.reader.turn_to(copy);
+      if (!tools.reader.await_landed()) return false;
       const uint32_t rows = tools.reader.bytes() / kRouterRowBytes;
 #pragma unroll 1
       for (uint32_t row = 0; row < rows; ++row) {
@@ -95,15 +96,19 @@ struct Project {
       }
       if (context.warp == 0) tools.reader.free();
     }
-    if (context.warp == 0) {
-      const uint32_t settled = tools.written.settled();
-      if (context.lane == 0) {
-        slot.early_warps = settled;
-        core::arrive(context.launch(), slot.record.early);
-        if constexpr (spec::kTrace) slot.trace.early = core::trace_time(context);
-      }
-    }
+    tools.has_news = context.warp == 0;
     return true;
+  }
+
+  // The early signal, by the warp that has it.
+  __device__ static __forceinline__ void announce(const core::Context& context, core::Slot& slot, Tools& tools) {
+    tools.has_news = false;
+    const uint32_t settled = tools.written.settled();
+    if (context.lane == 0) {
+      slot.early_warps = settled;
+      core::arrive(context.launch(), slot.record.early);
+      if constexpr (spec::kTrace) slot.trace.early = core::trace_time(context);
+    }
   }
 
  private:

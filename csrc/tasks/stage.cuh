@@ -53,21 +53,10 @@ __device__ __forceinline__ void ask_stream(const core::Context& context, const c
   }
 }
 
-// Whether a product's stream stands in the workspace, which the staging of an earlier record says: all warps have left
-// that behind.
-__device__ __forceinline__ bool is_staged(const core::Context& context, const core::Slot& slot,
-                                          const Product& product) {
-  const core::Workspace& work = context.shared.work;
-  return work.x_step == slot.step && work.x_layer == slot.record.layer && work.x_input == product.input;
-}
-
-// Puts the RMS norm of the stream into the workspace. Where this stream stands there already, nothing is
-// done. Every row is summed by all consumers in one order, so that no row's sum depends
-// on how many there are.
-__device__ __forceinline__ bool stage_normed(const core::Context& context, const core::Slot& slot, Tools& tools,
-                                             const Product& product) {
+// Puts the RMS norm of the stream into the workspace. Every row is summed by all consumers in one order, so that no
+// row's sum depends on how many there are.
+__device__ __forceinline__ bool stage_normed(const core::Context& context, Tools& tools, const Product& product) {
   core::Workspace& work = context.shared.work;
-  if (is_staged(context, slot, product)) return true;
   if (!tools.consumers.meet()) return false;  // nobody reads the old activations any more
   const uint32_t thread = context.warp * spec::kWarpThreads + context.lane;
   uint4 x[kTurns][spec::kRows];
@@ -116,11 +105,6 @@ __device__ __forceinline__ bool stage_normed(const core::Context& context, const
             norm_pair(v.w, scale, w.w)};
       }
     }
-  }
-  if (thread == 0) {
-    work.x_step = slot.step;
-    work.x_layer = slot.record.layer;
-    work.x_input = product.input;
   }
   return tools.consumers.meet();
 }

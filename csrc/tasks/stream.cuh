@@ -33,7 +33,8 @@ __device__ __forceinline__ uint32_t fold_copy(const uint8_t* data, uint32_t byte
 __device__ __forceinline__ bool consume(const core::Context& context, const core::Slot& slot, core::Reader& reader,
                                         uint32_t begin, uint32_t end, uint32_t& folded) {
   for (uint32_t copy = reader.first_own(begin); copy < end; copy += spec::kConsumerWarps) {
-    if (!reader.await_issued(copy) || !reader.await_landed(copy)) return false;
+    reader.turn_to(copy);
+    if (!reader.await_landed()) return false;
     folded ^= fold_copy(reader.data(), reader.bytes(), context.lane);
     reader.free();
   }

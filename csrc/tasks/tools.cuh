@@ -27,6 +27,7 @@ struct Tools {
   }
 
   core::Written written;
+  bool has_news = false;          // an early signal that this warp has not announced yet
   uint32_t sums = 0;              // slot of the next sum over experts
   float stream[kOutputs];         // residual stream of a record's first unit
   float best[kOutputs];           // draw of the record so far

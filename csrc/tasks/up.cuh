@@ -49,6 +49,11 @@ struct Up {
                                                   Product& product) {
     product.cut = kCut;
     product.units = slot.end_unit - slot.first_unit;
+    if (slot.layer.num_experts != 0) {
+      product.rank_units = tiles(slot);
+      product.rank = slot.first_unit / product.rank_units;
+      product.rank_end = (product.rank + 1) * product.rank_units - slot.first_unit;
+    }
     product.norm = slot.layer.mlp_norm;
     product.residual = slot.inputs[0];
     product.mlp = slot.inputs[1];

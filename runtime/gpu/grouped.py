@@ -94,20 +94,22 @@ def _product(
     row = tl.load(rows + pair, mask=is_there, other=0)
 
     across = tl.program_id(0) * wide + tl.arange(0, wide)
-    deep = tl.arange(0, depth)
-    x_at = x + row[:, None] * x_stride + deep[None, :]
-    of_matrix = units + matrix.to(tl.int64) * (height // 16 * 16 * columns)
-    # a unit is 16 rows, its tiles 16 x 32 and contiguous
-    unit_at = (across // 16)[None, :] * (16 * columns) + (across % 16)[None, :] * 32
-    tile_at = (deep // 32)[:, None] * 512 + (deep % 32)[:, None]
-    w_at = of_matrix + unit_at + tile_at
-    is_row = across < height
+    x_at = x + row[:, None] * x_stride + tl.arange(0, depth)[None, :]
+    of_matrix = units + matrix.to(tl.int64) * (height * columns)
+    # a unit is 16 rows; what is taken of it at once lies together
+    unit = tl.program_id(0) * (wide // 16) + tl.arange(0, wide // 16)
+    w_at = of_matrix + unit[:, None] * (16 * columns) + tl.arange(0, depth * 16)[None, :]
+    is_unit = unit < height // 16
     total = tl.zeros((tall, wide), tl.float32)
     for _ in range(0, columns, depth):
         taken = tl.load(x_at, mask=is_there[:, None], other=0.0)
-        weights = tl.load(w_at, mask=is_row[None, :], other=0.0)
+        packed = tl.load(w_at, mask=is_unit[:, None], other=0.0)
+        # unit, tile, then h g t p r e of row g + 8 r and column 8 t + 4 h + 2 p + e: see runtime/weights.py
+        parts = tl.reshape(packed, [wide // 16, depth // 32, 2, 8, 4, 2, 2, 2])
+        weights = tl.reshape(tl.permute(parts, (1, 4, 2, 5, 7, 0, 6, 3)), [depth, wide])
         total = tl.dot(taken, weights, total)
         x_at += depth
         w_at += depth * 16
+    is_row = across < height
     at = out + pair.to(tl.int64)[:, None] * height + across[None, :]
     tl.store(at, total.to(out.dtype.element_ty), mask=is_there[:, None] & is_row[None, :])

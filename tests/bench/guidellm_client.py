@@ -1,4 +1,4 @@
-"""GuideLLM against `runtime serve` with the demo model and a key: whether a benchmark client gets what it counts on.
+"""GuideLLM against the server, with a key: whether it gets what it counts on, and measures what our client does.
 
     python tests/bench/guidellm_client.py GUIDELLM [--out FILE]
 
@@ -7,7 +7,10 @@ GUIDELLM is the command of an environment of its own: with torch and its data se
     python -m venv ENV && ENV/bin/pip install guidellm && python tests/bench/guidellm_client.py ENV/bin/guidellm
 
 It starts by asking /health without the key, streams chats with usage, and wants exactly as many tokens as it asked for.
-Prints one JSON record; exit code 1 when a request failed or a count is off.
+The model is a script that gives a token each 10 ms. Then `runtime bench` puts the same load on, and its figures stand
+beside: two clients that share nothing. One request at a time: with several, who comes first after a round decides what
+is prefilled together. What GuideLLM calls inter-token latency is a request's mean, our tpot. Prints one JSON record;
+exit code 1 when a request failed or a count is off.
 """
 
 # ruff: noqa: T201 - a script reports on stdout
@@ -15,23 +18,25 @@ Prints one JSON record; exit code 1 when a request failed or a count is off.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support.serving import listening, text_side
 
 from runtime.demo.checkpoint import write_tokenizer
+from runtime.sampling import SamplingParams
 
 ROOT = Path(__file__).parents[2]
-KEY, REQUESTS, OUTPUT_TOKENS, STREAMS = "sk-bench", 32, 48, 4
+KEY, REQUESTS, OUTPUT_TOKENS, STREAMS, STEP_S = "sk-bench", 16, 48, 1, 0.01
 
 
 def main() -> None:
@@ -41,7 +46,7 @@ def main() -> None:
     options.add_argument("--out", type=Path, metavar="FILE")
     chosen = options.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        found = measure(chosen.guidellm, Path(scratch))
+        found = asyncio.run(measure(chosen.guidellm, Path(scratch)))
     text = json.dumps(found, indent=1)
     print(text)
     if chosen.out:
@@ -50,45 +55,48 @@ def main() -> None:
     sys.exit(0 if found["requests"] == {"successful": REQUESTS, "errored": 0} and is_exact else 1)
 
 
-def measure(guidellm: Path, scratch: Path) -> dict[str, object]:
-    """Start the server, run the client, stop the server."""
+async def measure(guidellm: Path, scratch: Path) -> dict[str, object]:
+    """Serve a script here, run the two clients in processes of their own, one after the other."""
     write_tokenizer(scratch)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COUNTERPOINT_API_KEY": KEY}
-    code = "from runtime.cli import main; main()"
-    server = subprocess.Popen(
-        [sys.executable, "-c", code, "serve", "--port", "0", "--max-model-len", "2048"],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
-    assert server.stdout is not None
-    try:
-        url = server.stdout.readline().split(" at ")[1].strip()
-        while not is_ready(url):
-            time.sleep(0.1)
+    sizes = {"rows": 8, "prefill_tokens": (64, 2048), "seconds": STEP_S, "text": text_side(window=2048), "keys": [KEY]}
+    async with listening(script=script, pages=(4000, 4000), **sizes) as served:
         report = scratch / "report.json"
-        backend = f"kind=openai_http,target={url},model=demo,api_key={KEY},request_format=/v1/chat/completions"
+        backend = f"kind=openai_http,target={served.url},model=demo,api_key={KEY},request_format=/v1/chat/completions"
         data = f"kind=synthetic_text,prompt_tokens=64,output_tokens={OUTPUT_TOKENS}"
-        subprocess.run(
-            [
-                guidellm, "run", "--backend", backend, "--profile", f"kind=concurrent,streams={STREAMS}",
-                "--constraint", f"kind=max_requests,count={REQUESTS}", "--data", data,
-                "--tokenizer", f"kind=huggingface_auto,model={scratch}",
-                "--output", f"kind=json,path={report}", "--disable-console",
-            ],
-            check=True, timeout=300, stdout=subprocess.DEVNULL,
+        await command(
+            str(guidellm), "run", "--backend", backend, "--profile", f"kind=concurrent,streams={STREAMS}",
+            "--constraint", f"kind=max_requests,count={REQUESTS}", "--data", data,
+            "--tokenizer", f"kind=huggingface_auto,model={scratch}",
+            "--output", f"kind=json,path={report}", "--disable-console",
         )  # fmt: skip
-        return summary(json.loads(report.read_text(encoding="utf-8")))
-    finally:
-        server.send_signal(signal.SIGTERM)
-        server.wait(40)
+        found = summary(json.loads(report.read_text(encoding="utf-8")))
+        await command(
+            sys.executable, "-c", "from runtime.cli import main; main()", "bench", served.url,
+            "--num-prompts", str(REQUESTS), "--max-concurrency", str(STREAMS), "--random-input-len", "64",
+            "--random-output-len", str(OUTPUT_TOKENS), "--result-dir", str(scratch),
+        )  # fmt: skip
+    record = json.loads((scratch / "random.json").read_text(encoding="utf-8"))
+    return found | {
+        "runtime_bench": {
+            "requests": {"successful": record["completed"], "errored": record["failed"]},
+            "ttft_ms_median": round(record["median_ttft_ms"], 1),
+            "itl_ms_median": round(record["median_tpot_ms"], 1),
+            "output_tokens_per_s": round(record["output_throughput"], 1),
+        }
+    }
 
 
-def is_ready(url: str) -> bool:
-    """Say whether the server takes requests."""
-    try:
-        with urlopen(f"{url}/ready", timeout=5) as response:
-            return response.status == 200
-    except (URLError, OSError):
-        return False
+def script(context: tuple[int, ...], _sampling: SamplingParams) -> int:
+    """A token that follows from the context."""
+    return 20 + sum(context) % 60
+
+
+async def command(*arguments: str) -> None:
+    """Run a client to its end; RuntimeError when it fails."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENAI_API_KEY": KEY}
+    client = await asyncio.create_subprocess_exec(*arguments, env=environment, stdout=subprocess.DEVNULL)
+    if await client.wait() != 0:
+        raise RuntimeError(f"{arguments[0]} ended with {client.returncode}")
 
 
 def summary(report: dict[str, object]) -> dict[str, object]:
@@ -102,6 +110,7 @@ def summary(report: dict[str, object]) -> dict[str, object]:
         "date": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
         "guidellm": report["metadata"]["guidellm_version"],
         "streams": STREAMS,
+        "step_ms": 1e3 * STEP_S,
         "requests": {name: totals[name] for name in ("successful", "errored")},
         "output_tokens": {"min": int(output["min"]), "max": int(output["max"])},
         "ttft_ms_median": round(metrics["time_to_first_token_ms"]["successful"]["median"], 1),

@@ -3,8 +3,9 @@
     python tests/bench/http_latency.py [--tokens COUNT] [--out FILE]
 
 The server runs in this process, clients in another one, both on this machine's clock. The backend is a metronome: with
-1, 8 and 64 streams every stream gets a token each 8.9 ms (8 streams: 900 tok/s), then as fast as it goes with 8. Prints
-one JSON record.
+1, 8 and 64 streams every stream gets a token each 8.9 ms (8 streams: 900 tok/s), then as fast as it goes with 8. Two
+clients read in turn: the barest one possible, on raw sockets, and that of `runtime bench`, so that what the second adds
+and the share of a core that it takes can be told. Prints one JSON record.
 """
 
 # ruff: noqa: T201 - a script reports on stdout
@@ -31,6 +32,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import uvicorn
 from support.serving import VOCAB, ids, text_side
 
+from runtime.bench.client import Client, connected
+from runtime.bench.load import Load
+from runtime.bench.sessions import TEXT, Ask, shared_body
 from runtime.engine import AsyncEngine, EngineCore, EngineSettings
 from runtime.engine.backend import Chunk, Result, Row
 from runtime.server.app import make_app
@@ -42,6 +46,7 @@ from runtime.server.run import Host
 from runtime.server.service import Service
 
 STREAM_TOKENS_PER_S = 900 / 8
+READERS = ("raw", "runtime bench")
 
 
 class Metronome:
@@ -71,8 +76,8 @@ class Metronome:
         return Result(tokens=(self.token,))
 
 
-async def measure(streams: int, interval: float, tokens: int) -> dict[str, float]:
-    """Run one load; milliseconds that HTTP added, and tokens per second."""
+async def measure(streams: int, interval: float, tokens: int, reader: str) -> dict[str, float | str]:
+    """Run one load; milliseconds that HTTP and reader added, tokens a second, and the reader's share of a core."""
     metrics = Metrics("demo")
     service = Service(ServeConfig(), text_side(window=2048), metrics)
     backend = Metronome(interval)
@@ -85,13 +90,14 @@ async def measure(streams: int, interval: float, tokens: int) -> dict[str, float
     port = bound.getsockname()[1]
     try:
         client = await asyncio.create_subprocess_exec(
-            sys.executable, __file__, "--client", str(port), str(streams), str(tokens), stdout=subprocess.PIPE
+            sys.executable, __file__, "--client", reader, str(port), str(streams), str(tokens), stdout=subprocess.PIPE
         )
         output, _ = await client.communicate()
     finally:
         host.should_exit = True
         await running
-    arrivals: dict[str, list[float]] = json.loads(output)
+    found = json.loads(output)
+    arrivals: dict[str, list[float]] = found["arrivals"]
     added = sorted(
         1e3 * (arrived - made)
         for seed, times in arrivals.items()
@@ -100,6 +106,8 @@ async def measure(streams: int, interval: float, tokens: int) -> dict[str, float
     first = min(times[0] for times in backend.times.values())
     last = max(times[-1] for times in arrivals.values())
     return {
+        "reader": reader,
+        "reader_cpu_share": round(found["cpu_s"] / (last - first), 3),
         "streams": streams,
         "tokens": len(added),
         "tokens_per_s": round(len(added) / (last - first), 1),
@@ -109,32 +117,51 @@ async def measure(streams: int, interval: float, tokens: int) -> dict[str, float
     }
 
 
-async def run_client(port: int, streams: int, tokens: int) -> None:
-    """Open streams on raw sockets and print when each token's event arrived."""
+def cell(streams: int, interval: float, tokens: int, reader: str) -> dict[str, float | str]:
+    """Run one load in an event loop of its own."""
+    return asyncio.run(measure(streams, interval, tokens, reader))
 
-    async def one(seed: int) -> list[float]:
-        body = json.dumps({"prompt": [20], "max_tokens": tokens, "ignore_eos": True, "stream": True, "seed": seed})
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write((head + body).encode())
-        times: list[float] = []
-        while len(times) < tokens:
-            line = await reader.readline()
-            if line.startswith(b"data: {"):
-                # a chunk may hold several tokens when the server had fallen behind
-                text = json.loads(line[6:])["choices"][0]["text"]
-                times += [time.monotonic()] * len(text)
-        writer.close()
-        return times
 
-    found = await asyncio.gather(*(one(seed) for seed in range(1, streams + 1)))
-    print(json.dumps(dict(enumerate(found, start=1))))
+async def read_raw(port: int, seed: int, tokens: int) -> list[float]:
+    """Read a stream from a raw socket; when each token's event arrived."""
+    body = json.dumps({"prompt": [20], "max_tokens": tokens, "ignore_eos": True, "stream": True, "seed": seed})
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write((head + body).encode())
+    times: list[float] = []
+    while len(times) < tokens:
+        line = await reader.readline()
+        if line.startswith(b"data: {"):
+            # a chunk may hold several tokens when the server had fallen behind
+            text = json.loads(line[6:])["choices"][0]["text"]
+            times += [time.monotonic()] * len(text)
+    writer.close()
+    return times
+
+
+async def run_client(reader: str, port: int, streams: int, tokens: int) -> None:
+    """Open streams and print when each token's event arrived, and the processor time that reading took."""
+    if reader == "raw":
+        begin = time.process_time()
+        found = await asyncio.gather(*(read_raw(port, seed, tokens) for seed in range(1, streams + 1)))
+    else:
+        async with connected() as http:
+            client = Client(http, f"http://127.0.0.1:{port}")
+            load = Load(num_prompts=streams, random_output_len=tokens)
+            client.shared = shared_body(load, "demo")
+            asks = [Ask(TEXT, {"prompt": [20], "max_tokens": tokens, "seed": seed}) for seed in range(1, streams + 1)]
+            begin = time.process_time()
+            answers = await asyncio.gather(*(client.ask(ask, time.perf_counter()) for ask in asks))
+        # on Linux both clocks are the same one
+        found = [[moment for moment, count in each.arrivals for _ in range(count)] for each in answers]
+    spent = time.process_time() - begin
+    print(json.dumps({"arrivals": dict(enumerate(found, start=1)), "cpu_s": spent}))
 
 
 def main() -> None:
     """Run as a script."""
     if sys.argv[1:2] == ["--client"]:
-        asyncio.run(run_client(*map(int, sys.argv[2:])))
+        asyncio.run(run_client(sys.argv[2], *map(int, sys.argv[3:])))
         return
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     options.add_argument("--tokens", type=int, default=400, metavar="COUNT", help="tokens a stream")
@@ -145,8 +172,8 @@ def main() -> None:
         "what": "http latency",
         "date": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
         "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]},
-        "paced": [asyncio.run(measure(streams, interval, chosen.tokens)) for streams in (1, 8, 64)],
-        "flat_out": [asyncio.run(measure(8, 0.0, chosen.tokens))],
+        "paced": [cell(streams, interval, chosen.tokens, reader) for streams in (1, 8, 64) for reader in READERS],
+        "flat_out": [cell(8, 0.0, chosen.tokens, reader) for reader in READERS],
     }
     text = json.dumps(record, indent=1)
     print(text)

@@ -3,7 +3,8 @@
     python tests/bench/sampling_cost.py RECORD.json [ROWS...]
 
 Milliseconds a step: the middle of some launches of 32 steps each, ways in turn. Drawn weights spread the logits over
-the whole vocabulary, the worst case for filters: a trained model keeps few tokens.
+the whole vocabulary, the worst case for filters: a trained model keeps few tokens. The last way is greedy with a
+mailbox: at every boundary the sampling block looks at what the host asks of the rows, which is nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from support.card import chip, north_step
+from support import north
+from support.card import best_step, chip
 
 from runtime.gpu.decoder import Decoder
 from runtime.gpu.specialize import KernelOptions
@@ -24,6 +26,7 @@ from runtime.sampling import SamplingParams
 
 STEPS = 32
 LAUNCHES = 7
+MAILBOX = "greedy, with a mailbox"
 WAYS = {
     "greedy": SamplingParams(),
     "temperature": SamplingParams(temperature=1.0, seed=1),
@@ -31,6 +34,7 @@ WAYS = {
     "temperature 0.05, top_p 0.95": SamplingParams(temperature=0.05, top_p=0.95, seed=1),
     "temperature 1, min_p 0.05": SamplingParams(temperature=1.0, min_p=0.05, seed=1),
     "temperature 1, top_k 20, top_p 0.95": SamplingParams(temperature=1.0, top_k=20, top_p=0.95, seed=1),
+    MAILBOX: SamplingParams(),
 }
 
 
@@ -38,13 +42,15 @@ def main(out: str, all_rows: list[int]) -> None:
     """Measure and write."""
     found: dict[str, dict[str, float]] = {}
     for rows in all_rows:
-        decoder = Decoder(north_step(rows), chip(), options=KernelOptions(arrival="read_back"))
+        decoder = Decoder(best_step(north.model(), rows, 4096), chip(), options=KernelOptions(arrival="read_back"))
         times: dict[str, list[float]] = {way: [] for way in WAYS}
         for launch in range(LAUNCHES):
             for way, params in WAYS.items():
                 for row in range(rows):
                     decoder.join(row, 1000 + row, 1000, params.model_copy(update={"seed": launch * 8 + row}))
-                decoder.table.arm(decoder._addresses, steps=STEPS)
+                decoder.mailbox.clear()
+                mailbox = decoder.mailbox if way == MAILBOX else None
+                decoder.table.arm(decoder._addresses, steps=STEPS, mailbox=mailbox)
                 times[way].append(decoder.table.time_ms() / STEPS)
         found[f"{rows} rows"] = {way: round(statistics.median(each[1:]), 4) for way, each in times.items()}
         del decoder

@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import random
-import time
-
 import numpy as np
 import pytest
 import torch
 from support.card import drawn, north_step, on_card
+from support.soak import Soak, alone, chained
 from support.tiny_models import cohere2_moe, qwen3_moe
 
 from runtime.rows import Join
-from runtime.sampling import GREEDY, NO_TOKEN, SamplingParams
+from runtime.sampling import NO_TOKEN
 
 pytestmark = pytest.mark.gpu
 
 FAMILIES = [pytest.param(cohere2_moe, id="cohere2_moe"), pytest.param(qwen3_moe, id="qwen3_moe")]
 ROWS = 8
-
-
-def chained(decoder):
-    from runtime.gpu.chain import Chain
-
-    return Chain(decoder)
-
-
-def alone(decoder, token: int, count: int, sampling: SamplingParams = GREEDY) -> list[int]:
-    """Tokens of a row that runs by itself, launch by launch, in the last seat."""
-    row = decoder.step.bucket.rows - 1
-    for other in range(row):
-        decoder.leave(other)
-    decoder.join(row, token, 0, sampling)
-    found = [tokens[row] for tokens in decoder.run(count)]
-    decoder.leave(row)
-    return found
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -91,58 +72,6 @@ def test_a_nan_ends_its_row_alone():
     assert [each.token for each in made if each.row == 0] == expected
 
 
-SOAKED = (
-    (7, GREEDY),
-    (99, GREEDY),
-    (40, SamplingParams(temperature=0.8, seed=5)),
-    (141, SamplingParams(temperature=1.0, top_p=0.9, top_k=30, seed=6)),
-)
-
-
-class Soak:
-    """Rows that join and leave at random; every row's tokens must be those that it has alone."""
-
-    def __init__(self, decoder, longest: int) -> None:
-        """Every row is seated."""
-        self.decoder, self.longest, self.rng = decoder, longest, random.Random(1)
-        self.expected = [alone(decoder, token, longest, sampling) for token, sampling in SOAKED]
-        self.chain = chained(decoder)
-        self.asked: dict[int, tuple[int, int]] = {}
-        self.found: dict[int, list[int]] = {}
-        self.checked = 0
-        for row in range(decoder.step.bucket.rows):
-            self.join(row)
-
-    def join(self, row: int) -> None:
-        kind, count = self.rng.randrange(len(SOAKED)), self.rng.randrange(1, self.longest)
-        token, sampling = SOAKED[kind]
-        ticket = self.chain.join(row, Join(token, 0, sampling, end_position=count))
-        self.asked[ticket], self.found[ticket] = (kind, count), []
-
-    def take(self, made) -> None:
-        tokens = self.found[made.ticket]
-        tokens.append(made.token)
-        if made.ended:
-            kind, count = self.asked[made.ticket]
-            assert tokens == self.expected[kind][:count], (made, kind)
-            self.checked += 1
-        if self.rng.random() < (0.8 if made.ended else 0.002):
-            self.join(made.row)  # whoever sits there leaves
-
-    def run(self, steps: int, seconds: float) -> int:
-        """Steps made, at least `steps` unless the time is over."""
-        first, until, made_steps = self.decoder.next_step, time.monotonic() + seconds, 0
-        while made_steps < steps and time.monotonic() < until:
-            for made in self.chain.tokens():
-                self.take(made)
-                if (made.step - first) % 2**32 > steps:
-                    self.chain.halt()
-            made_steps = (self.decoder.next_step - first) % 2**32
-            for row in self.rng.sample(range(self.decoder.step.bucket.rows), 3):
-                self.join(row)
-        return made_steps
-
-
 def test_a_tiny_model_for_100_000_steps_across_the_wrap():
     decoder = on_card(cohere2_moe(2, dtype=torch.bfloat16), ROWS, first_step=2**32 - 50_000, arrival="read_back")
     soak = Soak(decoder, longest=100)
@@ -153,8 +82,9 @@ def test_a_tiny_model_for_100_000_steps_across_the_wrap():
 
 def test_north_geometry_for_a_while_across_the_wrap():
     decoder = drawn(north_step(ROWS), arrival="read_back")
-    decoder.next_step = 2**32 - 300
+    decoder.next_step = 2**32 - 1_000  # the rows alone take some of them
     soak = Soak(decoder, longest=100)
+    assert decoder.next_step > 2**31
     assert soak.run(2_000, seconds=40) >= 1_000
     assert soak.checked > 20
     assert np.isfinite(decoder.scratch("logits").numpy()).all()

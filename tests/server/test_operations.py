@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import socket
 from contextlib import asynccontextmanager, suppress
 
 import httpx2 as httpx
@@ -38,6 +39,14 @@ async def until(condition, seconds=5.0):
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.005)  # what is waited for happens on the engine's thread
+
+
+async def test_a_token_does_not_wait_for_the_one_before_to_be_acknowledged():
+    """Else a connection that is used again brings its tokens in heaps, of 40 ms where Linux is the client."""
+    async with listening(ENDLESS, seconds=0.002) as served, open_stream(served):
+        (connection,) = served.host.server_state.connections
+        bound = connection.transport.get_extra_info("socket")
+        assert bound.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])

@@ -8,10 +8,12 @@ import torch
 from support import north
 from support.tiny_models import choices_for, spec_of
 
+from megakernel import limits
 from megakernel.assets import asset
 from megakernel.build import BuiltStep, build_step
 from megakernel.hardware import HardwareSpec, load_hardware
 from megakernel.model import ModelSpec
+from megakernel.tiling import Choices, Counters
 from megakernel.workload import Bucket
 from runtime.engine.drawn import DrawnTensors
 
@@ -65,3 +67,25 @@ def drawn(step: BuiltStep, **options):
 def random_tensors(spec: ModelSpec, seed: int = 0) -> dict[str, torch.Tensor]:
     """A checkpoint of any spec, with the names that Hugging Face gives its tensors; scaled as the tiny models are."""
     return dict(DrawnTensors(spec, std=0.25, seed=seed))
+
+
+def best_step(model: ModelSpec, rows: int, max_tokens: int, nominal_tokens: int | None = None) -> BuiltStep:
+    """A step of real geometry by the choices that measured best, with as many stages as the rows leave room for."""
+    bucket = Bucket(rows=rows, max_context_tokens=max_tokens, nominal_context_tokens=nominal_tokens or max_tokens)
+    choices = best_choices(model)
+    ring = choices.ring
+    stages = min(ring.stages, limits.most_stages(model, bucket, choices, chip()))
+    return build_step(
+        model, bucket, choices.model_copy(update={"ring": ring.model_copy(update={"stages": stages})}), chip()
+    )
+
+
+def best_choices(model: ModelSpec) -> Choices:
+    """The hand's cuts and ring; attention before the experts, lists dealt in turn, arrivals in two words."""
+    name, order = {
+        "parallel": ("hand", ("project", "attend", "up", "merge", "down", "output")),
+        "sequential": ("sequential-hand", ("project", "attend", "merge", "output", "route", "up", "down")),
+    }[model.block]
+    choices = north.choices(name)
+    interleave = choices.interleave.model_copy(update={"order": order, "policy": "round_robin"})
+    return choices.model_copy(update={"interleave": interleave, "counters": Counters(words=2)})

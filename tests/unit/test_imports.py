@@ -17,7 +17,8 @@ MAY_IMPORT = {
     "simulator": {"numpy", "pydantic", "simpy", "megakernel", "simulator"},
     "runtime": {
         *("numpy", "pydantic", "pydantic_core", "torch", "triton", "cuda", "safetensors", "transformers", "tokenizers"),
-        *("fastapi", "starlette", "uvicorn", "jinja2", "llguidance", "prometheus_client", "megakernel", "runtime"),
+        *("fastapi", "starlette", "uvicorn", "jinja2", "llguidance", "prometheus_client", "aiohttp"),
+        *("megakernel", "runtime"),
     },
     "tuner": {"numpy", "pydantic", "optuna", "megakernel", "simulator", "tuner"},
 }

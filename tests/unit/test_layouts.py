@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from support import north
@@ -16,13 +17,14 @@ from runtime.reference import ops
 from runtime.weights import paired_units, rotary_table, unit_rows, units
 
 
-def test_a_unit_is_tiles_of_16_rows_by_32_columns_each_row_major() -> None:
+def test_a_unit_is_tiles_of_16_rows_by_32_columns_each_in_the_order_of_the_matrix_instruction() -> None:
+    """PTX's fragment of A for m16n8k16: a0, a2 are row g, a1, a3 row g + 8; a2, a3 hold later columns than a0, a1."""
     matrix = torch.arange(48 * 96).reshape(48, 96)
-    packed = units(matrix).flatten()
-    for row, column in [(0, 0), (5, 31), (15, 32), (16, 0), (47, 95), (33, 64)]:
-        unit, tile = row // 16, column // 32
-        at = ((unit * 3 + tile) * 16 + row % 16) * 32 + column % 32
-        assert packed[at] == matrix[row, column]
+    packed = units(matrix).reshape(3, 3, 2, 32, 4, 2)  # unit, tile, load, lane, register, element
+    for unit, tile, load, lane, register, element in np.ndindex(*packed.shape):
+        row = unit * 16 + lane // 4 + register % 2 * 8
+        column = tile * 32 + lane % 4 * 8 + load * 4 + register // 2 * 2 + element
+        assert packed[unit, tile, load, lane, register, element] == matrix[row, column]
     assert torch.equal(unit_rows(units(matrix)).reshape(48, 96), matrix)
 
 
