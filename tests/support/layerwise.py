@@ -27,7 +27,7 @@ from megakernel.kinds import TaskKind
 from megakernel.model import ModelSpec, RoutedMlp
 from megakernel.table import TaskTable
 from megakernel.tiling import UNIT_ROWS
-from runtime.weights import LayerWeights, Weights, unit_rows
+from runtime.weights import LayerWeights, Weights, rows_of, unit_rows
 
 FAMILIES: Mapping[str, tuple[type, type, type]] = {
     "cohere2_moe": (
@@ -114,9 +114,7 @@ class Layers:
 
     def embed(self, tokens: list[int]) -> Tensor:
         """First residuals [rows, hidden]."""
-        units = self.weights.embedding
-        ids = torch.tensor(tokens, device=self.device)
-        return units[ids // UNIT_ROWS, :, ids % UNIT_ROWS].flatten(-2).to(self.dtype)
+        return rows_of(self.weights.embedding, torch.tensor(tokens, device=self.device)).to(self.dtype)
 
     @torch.no_grad()
     def logits(self, stream: Tensor) -> Tensor:
