@@ -160,10 +160,19 @@ def unit_rows(tiles: Tensor) -> Tensor:
 
 def rows_of(tiles: Tensor, rows: Tensor) -> Tensor:
     """Rows [rows, columns] of units [units, columns / 32, 16, 32], by number; no unit is unpacked."""
-    parts = tiles.reshape(*tiles.shape[:2], 2, 8, 4, 2, 2, 2)  # unit c h g t p r e
     units, row = rows // UNIT_ROWS, rows % UNIT_ROWS
-    found = parts[units, :, :, row % 8, :, :, row // 8]  # row c h t p e
+    found = _parts(tiles)[units, :, :, row % 8, :, :, row // 8]  # row c h t p e
     return found.permute(0, 1, 3, 2, 4, 5).flatten(1)
+
+
+def row_in_place(tiles: Tensor, row: int) -> Tensor:
+    """A view of a row of units [units, columns / 32, 16, 32], its columns in their own order."""
+    unit, at = divmod(row, UNIT_ROWS)
+    return _parts(tiles)[unit, :, :, at % 8, :, :, at // 8]
+
+
+def _parts(tiles: Tensor) -> Tensor:
+    return tiles.view(*tiles.shape[:2], 2, 8, 4, 2, 2, 2)  # unit c h g t p r e
 
 
 def paired_units(gate: Tensor, up: Tensor) -> Tensor:
