@@ -8,6 +8,7 @@ whose tokens are whose.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton  # pyright: ignore[reportMissingImports]
@@ -64,7 +65,8 @@ def grouped_product(x: Tensor, rows: Tensor, units: Tensor, groups: Groups, bloc
     most = min(pairs, pairs // blocks.rows + matrices)
     wide = min(blocks.columns, max(UNIT_ROWS, triton.next_power_of_2(height)))
     grid = (triton.cdiv(height, wide), most)
-    _product[grid](  # pyright: ignore[reportIndexIssue]
+    launch: Any = _product[grid]  # pyright: ignore[reportIndexIssue] - takes the compiler's options besides
+    launch(
         x, rows, units, out, begins, groups.ends, tile_ends, height, matrices, x.stride(0),
         columns=columns, power=triton.next_power_of_2(matrices), tall=blocks.rows, wide=wide,
         depth=min(blocks.depth, columns), num_stages=blocks.stages, num_warps=blocks.warps,
