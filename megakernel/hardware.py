@@ -37,7 +37,7 @@ class Costs(Frozen):
     consume_copy_ns: Cost  # consumers, per landed copy
     consume_bytes_per_ns: Positive  # consumers, per byte of a landed copy
     handoff_ns: Cost  # from the last arrival to the waiting threads, idle memory
-    handoff_queue_share: Cost  # share of the memory's queue that each trip of a hand-off waits behind
+    handoff_queue_share: Cost  # how often an arrival waits as long as a copy that is issued with it would queue
     arrive_serial_ns: Cost  # between two arrivals on one counter
     poll_ns: Cost  # finding that a wait is already met, idle memory
     poll_queue_share: Cost  # share of the memory's queue that each way of such a poll waits behind

@@ -165,6 +165,12 @@ def serve(
         str | None, typer.Argument(help="A TOML file, or a Hugging Face checkpoint folder; a tiny demo model without.")
     ] = None,
     *,
+    device: Annotated[
+        str | None, typer.Option(help="auto, cpu or cuda; auto, as without, is a card where one can be used.")
+    ] = None,
+    load_format: Annotated[
+        str | None, typer.Option(help="auto, or dummy: random weights, for measuring; the folder needs none.")
+    ] = None,
     plan: Annotated[
         str | None, typer.Option(help="A plan of `tuner search` for this model; its buckets bound rows and context.")
     ] = None,
@@ -187,6 +193,9 @@ def serve(
     max_num_seqs: Annotated[int | None, typer.Option(help="Requests that run at once.")] = None,
     block_size: Annotated[int | None, typer.Option(help="Tokens of a KV block.")] = None,
     num_gpu_blocks: Annotated[int | None, typer.Option(help="KV blocks; as many as the memory holds without.")] = None,
+    gpu_memory_utilization: Annotated[
+        float | None, typer.Option(help="Share of a card's memory that may be taken; 0.9 without.")
+    ] = None,
     max_waiting: Annotated[int | None, typer.Option(help="Requests that may queue.")] = None,
     enable_prefix_caching: Annotated[
         bool | None, typer.Option(help="Keep the KV of prompts for the next request.")
@@ -326,13 +335,14 @@ def _need_card() -> None:
     """Refuse in one line where torch, the run-time compiler or a card is missing."""
     try:
         import cuda.core  # noqa: F401, PLC0415 - only the commands that launch need them
-        import torch  # noqa: PLC0415
+        import torch  # noqa: F401, PLC0415
+
+        from runtime.gpu.presence import absence, present  # noqa: PLC0415
     except ImportError as missing:
         raise ConfigError(f"no module {missing.name!r}, which this command needs: pip install '.[runtime]'") from None
-    if not torch.cuda.is_available():
-        raise ConfigError(
-            "torch sees no NVIDIA GPU here, which this command needs: a card, its driver, a CUDA build of torch"
-        )
+    why = absence(present())
+    if why is not None:
+        raise ConfigError(f"no card, which this command needs: {why}")
 
 
 def main() -> None:

@@ -2,8 +2,8 @@
 
 Weights stay packed where they are; a layer unpacks one matrix or one expert at a time into scratch, of which
 `scratch_bytes` is the most. Products are taken in the weights' dtype with wide sums, attention in torch's own, so
-numbers differ from the kernel's by rounding. Runs on a card, and on a CPU for tests. Refuses bit-equal results
-whatever the chunk: `CpuModel` has those.
+numbers differ from the kernel's by rounding. Runs anywhere; `gpu/card_model.py` has what a card does faster. Refuses
+bit-equal results whatever the chunk: `CpuModel` has those.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 from megakernel.model import LayerSpec, ModelSpec, Rope, RoutedMlp
 from runtime.kv_pages import layer_groups, read, write
 from runtime.reference.ops import accumulator, rms_norm
-from runtime.weights import LayerWeights, Weights, unit_rows
+from runtime.weights import LayerWeights, Weights, rotary_table, rows_of, unit_rows
 
 QUERY_TOKENS = 512
 """Queries that attend together: their scores take as much scratch as the context is long."""
@@ -46,11 +46,11 @@ class TorchModel:
         self.dtype = weights.embedding.dtype
         self.groups = layer_groups(model)[1]
         self.scratch_bytes = 0
+        self._rotary: dict[Rope, Tensor] = {}
 
     def embed(self, tokens: Tensor) -> Tensor:
         """First residuals [tokens, hidden] of token ids, int64."""
-        units, rows = self.weights.embedding, self.weights.embedding.shape[-2]
-        return units[tokens // rows, :, tokens % rows].flatten(-2).clone()
+        return rows_of(self.weights.embedding, tokens)
 
     def logits(self, stream: Tensor) -> Tensor:
         """Logits [tokens, vocab], float32 or wider, after the last residuals [tokens, hidden]."""
@@ -65,11 +65,8 @@ class TorchModel:
         sizes = [len(stretch.stream) for stretch in stretches]
         x = torch.cat([stretch.stream for stretch in stretches])
         normed = rms_norm(x, weights.input_norm, self.model.norm_eps)
-        attended = [
-            self._attend(idx, stretch, qkv)
-            for stretch, qkv in zip(stretches, self._project(weights, normed).split(sizes), strict=True)
-        ]
-        after = x + self._times(torch.cat(attended), weights.output)
+        q = self._append(idx, stretches, self._project(weights, normed))
+        after = x + self._times(self._attend(idx, stretches, q), weights.output)
         if self.model.block == "sequential":
             normed = rms_norm(after, weights.mlp_norm, self.model.norm_eps)
         after = after + self._mlp(spec, weights, normed)
@@ -94,42 +91,54 @@ class TorchModel:
         assert isinstance(total, Tensor)
         return total.to(self.dtype).unflatten(-1, (-1, self.model.head_dim))
 
-    def _attend(self, idx: int, stretch: Stretch, qkv: Tensor) -> Tensor:
-        """Attention output [tokens, heads * head_dim]; K and V go to the pages first."""
+    def _append(self, idx: int, stretches: list[Stretch], qkv: Tensor) -> Tensor:
+        """Queries [tokens, heads, head_dim] of all stretches; their K and V go to the pages."""
         model, spec, weights = self.model, self.model.layers[idx], self.weights.layers[idx]
         q, k, v = qkv.split([model.num_heads, model.num_kv_heads, model.num_kv_heads], dim=1)
         if weights.q_norm is not None and weights.k_norm is not None:
             q, k = rms_norm(q, weights.q_norm, model.norm_eps), rms_norm(k, weights.k_norm, model.norm_eps)
         if spec.rope is not None:
-            q, k = (self._turn(part, stretch.begin, spec.rope) for part in (q, k))
-        pages = stretch.pages[self.groups[idx]]
-        write(self.pools[idx], pages, stretch.begin, torch.stack([k, v]).transpose(1, 2))
+            angles = self._angles(spec.rope, stretches)
+            q, k = (_turn(part, angles, spec.rope) for part in (q, k))
+        sizes = [len(stretch.stream) for stretch in stretches]
+        for stretch, kv in zip(stretches, torch.stack([k, v]).transpose(1, 2).split(sizes, dim=2), strict=True):
+            write(self.pools[idx], stretch.pages[self.groups[idx]], stretch.begin, kv)
+        return q
+
+    def _attend(self, idx: int, stretches: list[Stretch], q: Tensor) -> Tensor:
+        """Attention output [tokens, heads * head_dim] of queries [tokens, heads, head_dim] over the pages."""
+        sizes = [len(stretch.stream) for stretch in stretches]
         found: list[Tensor] = []
-        for offset in range(0, len(qkv), QUERY_TOKENS):
-            part = q[offset : offset + QUERY_TOKENS]
-            first, end = stretch.begin + offset, stretch.begin + offset + len(part)
-            window = spec.window_tokens
-            begin = 0 if window is None else max(0, first + 1 - window)
-            keys, values = read(self.pools[idx], pages, begin, end)
-            at = torch.arange(first, end, device=part.device)[:, None]
-            seen = torch.arange(begin, end, device=part.device)[None, :]
-            mask = (seen <= at) if window is None else (seen <= at) & (seen > at - window)
-            attended = scaled_dot_product_attention(
-                part.transpose(0, 1)[None], keys[None], values[None], attn_mask=mask, enable_gqa=True
-            )
-            found.append(attended[0].transpose(0, 1).flatten(1))
+        for stretch, own in zip(stretches, q.split(sizes), strict=True):
+            for offset in range(0, len(own), QUERY_TOKENS):
+                part = own[offset : offset + QUERY_TOKENS]
+                first, end = stretch.begin + offset, stretch.begin + offset + len(part)
+                begin, keys, values = self._seen(idx, stretch, first, end)
+                at = torch.arange(first, end, device=part.device)[:, None]
+                seen = torch.arange(begin, end, device=part.device)[None, :]
+                window = self.model.layers[idx].window_tokens
+                mask = (seen <= at) if window is None else (seen <= at) & (seen > at - window)
+                attended = scaled_dot_product_attention(
+                    part.transpose(0, 1)[None], keys[None], values[None], attn_mask=mask, enable_gqa=True
+                )
+                found.append(attended[0].transpose(0, 1).flatten(1))
         return torch.cat(found)
 
-    def _turn(self, x: Tensor, begin: int, rope: Rope) -> Tensor:
-        """RoPE of x [tokens, heads, head_dim]: float32 angles, cos and sin rounded to storage."""
-        dim, wide = x.shape[-1], accumulator(self.dtype)
-        frequency = 1.0 / (rope.theta ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim))
-        angle = torch.arange(begin, begin + len(x)).float()[:, None] * frequency
-        cos, sin = (part.to(self.dtype).to(wide).to(x.device)[:, None] for part in (angle.cos(), angle.sin()))
-        pairs = x.to(wide).unflatten(-1, (-1, 2) if rope.pairing == "interleaved" else (2, -1))
-        axis = -1 if rope.pairing == "interleaved" else -2
-        first, second = pairs.unbind(axis)
-        return torch.stack([first * cos - second * sin, second * cos + first * sin], axis).flatten(-2).to(self.dtype)
+    def _seen(self, idx: int, stretch: Stretch, first: int, end: int) -> tuple[int, Tensor, Tensor]:
+        """Where what positions `first` to `end` see begins, and its K and V [KV heads, tokens, head_dim]."""
+        window = self.model.layers[idx].window_tokens
+        begin = 0 if window is None else max(0, first + 1 - window)
+        keys, values = read(self.pools[idx], stretch.pages[self.groups[idx]], begin, end)
+        return begin, keys, values
+
+    def _angles(self, rope: Rope, stretches: list[Stretch]) -> Tensor:
+        """Cosine and sine [tokens, head_dim / 2, 2] of all stretches' positions, rounded to storage."""
+        end = max(stretch.end for stretch in stretches)
+        table = self._rotary.get(rope)
+        if table is None or len(table) < end:
+            table = rotary_table(rope, 1 << (end - 1).bit_length(), self.model.head_dim, self.dtype)
+            self._rotary[rope] = table = table.to(self.weights.embedding.device)
+        return torch.cat([table[stretch.begin : stretch.end] for stretch in stretches])
 
     def _mlp(self, spec: LayerSpec, weights: LayerWeights, x: Tensor) -> Tensor:
         if not isinstance(spec.mlp, RoutedMlp):
@@ -146,16 +155,35 @@ class TorchModel:
             weight = weight.sigmoid()
         if mlp.renormalise:
             weight = weight / weight.sum(-1, keepdim=True)
-        total = torch.zeros(x.shape, dtype=wide, device=x.device)
+        return self._experts(mlp, weights, x, chosen, weight)
+
+    def _experts(self, mlp: RoutedMlp, weights: LayerWeights, x: Tensor, chosen: Tensor, weight: Tensor) -> Tensor:
+        """Sum of each token's experts: ids and wide weights [tokens, top_k]."""
+        total = torch.zeros(x.shape, dtype=weight.dtype, device=x.device)
         up_units, down_units = mlp.width // 8, self.model.hidden_size // 16
         for expert in chosen.unique().tolist():
             rows, places = (chosen == expert).nonzero(as_tuple=True)
             up = weights.up[expert * up_units : (expert + 1) * up_units]
             down = weights.down[expert * down_units : (expert + 1) * down_units]
-            total.index_add_(0, rows, weight[rows, places, None] * self._gated(x[rows], up, down).to(wide))
+            total.index_add_(0, rows, weight[rows, places, None] * self._gated(x[rows], up, down).to(weight.dtype))
         return total.to(self.dtype)
 
     def _gated(self, x: Tensor, up: Tensor, down: Tensor) -> Tensor:
-        """One expert, or a dense MLP; units of `up` pair 8 gate rows with their 8 up rows."""
-        gate, linear = self._times(x, up).unflatten(-1, (-1, 2, 8)).unbind(-2)
-        return self._times(silu(gate.flatten(-2)) * linear.flatten(-2), down)
+        """One expert, or a dense MLP."""
+        return self._times(activated(self._times(x, up)), down)
+
+
+def activated(products: Tensor) -> Tensor:
+    """SiLU of gates times their partners [tokens, width]; units of `up` pair 8 gate rows with their 8 up rows."""
+    gate, linear = products.unflatten(-1, (-1, 2, 8)).unbind(-2)
+    return (silu(gate) * linear).flatten(-2)
+
+
+def _turn(x: Tensor, angles: Tensor, rope: Rope) -> Tensor:
+    """RoPE of x [tokens, heads, head_dim]."""
+    wide = accumulator(x.dtype)
+    cos, sin = angles.to(wide)[:, None].unbind(-1)
+    pairs = x.to(wide).unflatten(-1, (-1, 2) if rope.pairing == "interleaved" else (2, -1))
+    axis = -1 if rope.pairing == "interleaved" else -2
+    first, second = pairs.unbind(axis)
+    return torch.stack([first * cos - second * sin, second * cos + first * sin], axis).flatten(-2).to(x.dtype)

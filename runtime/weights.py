@@ -158,6 +158,23 @@ def unit_rows(tiles: Tensor) -> Tensor:
     return rows.reshape(*outer, UNIT_ROWS, columns * TILE_COLUMNS)
 
 
+def rows_of(tiles: Tensor, rows: Tensor) -> Tensor:
+    """Rows [rows, columns] of units [units, columns / 32, 16, 32], by number; no unit is unpacked."""
+    units, row = rows // UNIT_ROWS, rows % UNIT_ROWS
+    found = _parts(tiles)[units, :, :, row % 8, :, :, row // 8]  # row c h t p e
+    return found.permute(0, 1, 3, 2, 4, 5).flatten(1)
+
+
+def row_in_place(tiles: Tensor, row: int) -> Tensor:
+    """A view of a row of units [units, columns / 32, 16, 32], its columns in their own order."""
+    unit, at = divmod(row, UNIT_ROWS)
+    return _parts(tiles)[unit, :, :, at % 8, :, :, at // 8]
+
+
+def _parts(tiles: Tensor) -> Tensor:
+    return tiles.view(*tiles.shape[:2], 2, 8, 4, 2, 2, 2)  # unit c h g t p r e
+
+
 def paired_units(gate: Tensor, up: Tensor) -> Tensor:
     """Gate and up rows [width, columns] as width / 8 units: 8 gate rows, then their 8 up rows."""
     columns = gate.shape[1]
@@ -170,11 +187,11 @@ def split_units(matrix: Tensor, splits: int) -> Tensor:
     return torch.cat([units(part) for part in matrix.chunk(splits, dim=1)])
 
 
-def rotary_table(rope: Rope, positions: int, head_dim: int) -> Tensor:
-    """Cosine and sine [positions, head_dim / 2, 2] in bfloat16: float32 angles, as transformers computes them."""
+def rotary_table(rope: Rope, positions: int, head_dim: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Cosine and sine [positions, head_dim / 2, 2] rounded to `dtype`: float32 angles, as transformers has them."""
     frequency = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim))
     angle = torch.arange(positions, dtype=torch.float32)[:, None] * frequency
-    return torch.stack([angle.cos(), angle.sin()], dim=-1).to(torch.bfloat16)
+    return torch.stack([angle.cos(), angle.sin()], dim=-1).to(dtype)
 
 
 class _Checkpoint:

@@ -1,8 +1,8 @@
 """Counters: who has arrived, who waits for how many, and how long the news takes.
 
 Owns the price of a hand-off. Between a record's end and the waiting threads' next instruction lie a few trips
-through the memory system, one after another (the release waits for the SM's earlier requests, the arrival travels
-to the counter, the poll's answer travels back), and each of them queues behind the copies on their way. That is
+through the memory system, one after another: the release waits for the SM's earlier requests, the arrival travels
+to the counter behind the copies on their way, the poll's answer travels back, from L2 and past them. That is
 why a hand-off under load costs several times an idle one, and why an uncapped ring hides nothing: its hand-off
 waits until the prefetch has landed. The arriving threads are held by their release, and a wait that was met long ago
 still costs a poll's way there and back. Arrivals on one word are served one after another. Refuses to know what is
@@ -87,8 +87,7 @@ class Counters:
 
     def _answer(self, key: tuple[int, int], now_ns: float) -> None:
         """Let the counter's value travel to the SMs that poll it."""
-        back_ns = self._queue_share * self._memory.backlog_ns(now_ns) + self._idle_ns
-        Timer(self._env, lambda _: self._see(key)).arm(now_ns + back_ns, now_ns)
+        Timer(self._env, lambda _: self._see(key)).arm(now_ns + self._idle_ns, now_ns)
 
     def _see(self, key: tuple[int, int]) -> None:
         self._seen.add(key)

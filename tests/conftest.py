@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -15,6 +16,16 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 def pytest_addoption(parser):
     """Add the switch that a machine with a GPU sets, so that a green run there has run its GPU tests."""
     parser.addoption("--require-gpu", action="store_true", help="a GPU test that is skipped fails instead")
+    parser.addoption(
+        "--backend", choices=("scripted", "ahead"), default="scripted", help="what plays tests/server's scripts"
+    )
+
+
+def pytest_configure(config):
+    """Tell those who make backends, in this process and in those that tests start."""
+    os.environ["COUNTERPOINT_TEST_BACKEND"] = config.getoption("--backend")
+    if not Path("/dev/nvidiactl").exists():
+        os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, whoever does it first
 
 
 def pytest_collection_modifyitems(items):

@@ -21,6 +21,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from runtime.rows import NO_END
 from runtime.sampling import SamplingParams
 
 Tables = tuple[npt.NDArray[np.int32], ...]
@@ -42,7 +43,8 @@ class Row:
 
     `tables` are views of arrays that the engine owns; `tables_changed`: since the last call, of either kind, that had
     the slot. Pages cover `position` and those of the chained steps. In a group with a window, entries wholly before
-    the window are -1 or stale and may not be read.
+    the window are -1 or stale and may not be read. The row goes on as long as its `stay` is the same, and ends before
+    `end_position` and after one of `stops`.
     """
 
     slot: int
@@ -52,6 +54,9 @@ class Row:
     want: Want
     tables: Tables
     tables_changed: bool
+    stay: tuple[int, int] = (0, 0)
+    end_position: int = NO_END
+    stops: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Result:
-    """What a row wanted: `tokens` (one; a chained decode: one a step) or `logits`, float32 or float64."""
+    """What a row wanted: `tokens` (one, or more of a chained decode) or `logits`, float32 or float64."""
 
     tokens: tuple[int, ...] = ()
     logits: npt.NDArray[np.floating] | None = None
@@ -101,7 +106,8 @@ class Backend(Protocol):
     `windows` and `pages` have one entry a group of layers (`kv_pages.layer_groups`): the window in tokens, None for
     all of the context, and how many pages there are. `prefill_tokens`: a chunk smaller than the first is not worth its
     fixed cost, a larger one than the second is not taken. `prefill_layers`: how many layers a chunk can be cut
-    between, 1 if it can't. `max_steps`: how many decode steps one call may chain.
+    between, 1 if it can't. `max_steps`: how many decode steps one call may chain. `decodes_ahead`: it hands tokens over
+    as they are made, goes on with its steps meanwhile, and draws a prompt's first token by a decode step too.
     """
 
     vocab_size: int
@@ -113,6 +119,7 @@ class Backend(Protocol):
     prefill_tokens: tuple[int, int]
     prefill_layers: int
     max_steps: int
+    decodes_ahead: bool
 
     def prefill(self, chunk: Chunk) -> tuple[Result, ...]:
         """Compute a chunk; one result a span once its last layer is done, () before.
@@ -122,9 +129,10 @@ class Backend(Protocol):
         ...
 
     def decode(self, rows: Sequence[Row], steps: int) -> tuple[Result, ...]:
-        """Run `steps` decode steps, each feeding the last one's token; one result a row.
+        """Run `steps` decode steps, each feeding the last one's token; one result a row, in order.
 
-        With `steps` above 1 every row wants TOKEN. A row whose logits are not numbers yields `NO_TOKEN` and nothing
-        of worth after it; the others are not touched by it. Exceptions as in `prefill`.
+        A backend that decodes ahead returns at least one token of each row, and the others of these steps in later
+        calls that go on with the row. With `steps` above 1 every row wants TOKEN. A row whose logits are not numbers
+        yields `NO_TOKEN` and nothing of worth after it; the others are not touched by it. Exceptions as in `prefill`.
         """
         ...

@@ -200,8 +200,12 @@ class EngineCore:
         for sequence in self.roster.overdue(begin):
             self.roster.end(sequence, FinishReason.TIMEOUT)
         self._seats.admit()
-        self._prefill_slice(done)
-        self._decode(done)
+        if self.backend.decodes_ahead:  # what is made already is handed over before a slice takes the device
+            self._decode(done)
+            self._prefill_slice(done)
+        else:
+            self._prefill_slice(done)
+            self._decode(done)
         if done.rows or done.prefill:
             self.roster.counts.steps += done.steps
             times = StepTimes(**vars(done), total=self.clock() - begin)
@@ -296,18 +300,26 @@ class EngineCore:
         rows: list[Row] = []
         for sequence, want in wants.items():
             # better rows come first, so a row that is sent back for one of them is not in the batch yet
-            if sequence.slot is None or not self._seats.make_room(sequence, sequence.computed + steps):
+            left = tokens_left(sequence, self.max_context_tokens)
+            if sequence.slot is None or not self._seats.make_room(sequence, sequence.computed + min(steps, left)):
                 continue
             self._start(sequence)
             tables, changed = self.cache.views(sequence.slot)
             sampling, token = sequence.request.sampling, sequence.tokens[-1]
             sequences.append(sequence)
-            rows.append(Row(sequence.slot, token, sequence.computed, sampling, want, tables, changed))
+            rows.append(
+                Row(
+                    sequence.slot, token, sequence.computed, sampling, want, tables, changed,
+                    stay=(sequence.arrived, sequence.admissions), end_position=sequence.computed + left,
+                    stops=sequence.stops,
+                )
+            )  # fmt: skip
         if not rows:
             return
         begin = self.clock()
         results = self.backend.decode(rows, steps)
-        done.decode, done.rows, done.steps = self.clock() - begin, len(rows), steps
+        done.decode, done.rows = self.clock() - begin, len(rows)
+        done.steps = max(1, *(len(result.tokens) for result in results))
         for sequence, result in zip(sequences, results, strict=True):
             sequence.computed += 1
             try:
@@ -330,15 +342,20 @@ class EngineCore:
         return wants
 
     def _chain(self, wants: dict[Sequence, Want]) -> int:
-        """How many steps may run before the host has to look: 1 while anyone waits, prefills or needs its work."""
-        steps = min(self.backend.max_steps, self.settings.chain_steps)
-        if steps == 1 or self.roster.waiting or len(wants) < len(self.roster.running):
+        """How many steps may run before the host has to look: 1 while anyone prefills or needs its work.
+
+        Where tokens come only once all steps are made, also while anyone waits, and no more than every row takes.
+        """
+        is_ahead, most = self.backend.decodes_ahead, self.backend.max_steps
+        steps = most if is_ahead else min(most, self.settings.chain_steps)
+        if steps == 1 or (self.roster.waiting and not is_ahead) or len(wants) < len(self.roster.running):
             return 1
-        for sequence, want in wants.items():
-            if want is not Want.TOKEN or sequence.request.constraint is not None:
-                return 1
-            steps = min(steps, tokens_left(sequence, self.max_context_tokens))
-        ends = {self.roster.slot_of(sequence): sequence.computed + steps for sequence in wants}
+        if any(want is not Want.TOKEN or sequence.request.constraint is not None for sequence, want in wants.items()):
+            return 1
+        lefts = {sequence: tokens_left(sequence, self.max_context_tokens) for sequence in wants}
+        if not is_ahead:
+            steps = min([steps, *lefts.values()])
+        ends = {self.roster.slot_of(each): each.computed + min(steps, left) for each, left in lefts.items()}
         return steps if all(self.cache.grow(slot, end) for slot, end in ends.items()) else 1
 
     # what came of it

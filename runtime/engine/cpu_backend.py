@@ -18,6 +18,8 @@ from runtime.weights import Weights
 class CpuBackend:
     """See `Backend`. `pages` has one entry a group of the model's layers (`kv_pages.layer_groups`)."""
 
+    decodes_ahead = False
+
     def __init__(
         self,
         model: ModelSpec,

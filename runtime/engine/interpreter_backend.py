@@ -21,6 +21,8 @@ from runtime.weights import Weights
 class InterpreterBackend:
     """See `Backend`. Rows, page and context sizes are the step's; `pages` has one entry a group of layers."""
 
+    decodes_ahead = False
+
     def __init__(self, step: BuiltStep, weights: Weights, pages: tuple[int, ...], seed: int = 0) -> None:
         """`weights` are packed with the step's rounding; `seed` picks interleavings, which change nothing."""
         self.windows, _ = layer_groups(step.model)

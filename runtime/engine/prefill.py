@@ -74,7 +74,8 @@ class Prefill:
         assert sequence.slot is not None
         if sequence.collects_prompt_logprobs:
             budget = min(budget, PROMPT_LOGPROB_TOKENS)
-        return min(sequence.computed + budget, len(sequence.tokens), self._cache.room(sequence.slot))
+        end = len(sequence.tokens) - self._backend.decodes_ahead
+        return min(sequence.computed + budget, end, self._cache.room(sequence.slot))
 
     def run(self, *, stalls: bool) -> tuple[float, Plan | None, tuple[Result, ...]]:
         """Run the next slice: its seconds, and the plan with its results when this was the last one."""

@@ -53,6 +53,8 @@ class ScriptedBackend:
     `seconds` is slept at every call, for tests that need time to pass.
     """
 
+    decodes_ahead = False
+
     def __init__(  # noqa: PLR0913 - the sizes of the protocol, all with defaults
         self,
         script: Script,

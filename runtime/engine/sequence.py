@@ -47,6 +47,7 @@ class Sequence:
         self.key = (request.priority, self.arrived)
         ending = stopping.stop_ids if stopping.ignore_eos else stopping.stop_ids | stopping.end_ids
         self.ending = frozenset(token for token in ending if 0 <= token < self.vocab_size)
+        self.stops = tuple(sorted(self.ending))
         if request.prompt_logprobs is not None:
             self.prompt_logprobs = [None]
         if request.sampling.has_penalties:

@@ -11,8 +11,8 @@ class EngineSettings(Frozen):
     """`model` and `tokenizer` (with its template) say whose blocks are whose: replicas of one name have equal hashes.
 
     `max_waiting`: requests that may be there beyond the backend's rows. `stall_ms`: how long decoding rows may wait
-    for a slice of prefill. `chain_steps`: decode steps a backend may run without the host while nobody waits; a new
-    request waits that long.
+    for a slice of prefill. `chain_steps`: decode steps that a backend may run without the host while nobody waits,
+    where it hands tokens over only after the last of them; a new request waits that long.
     """
 
     model: str = ""

@@ -1,98 +1,93 @@
 """A card behind the engine: prefill in torch, decode by the kernel, both over one copy of weights and pages.
 
-Rows are handed over call by call, and a call chains as many steps as the engine allows. Refuses masks and penalties: a
-row that needs them gets its logits.
+The kernel takes the whole card, so a slice of prefill waits until what decodes has landed. Prompts' last tokens are the
+kernel's: it draws the first answer as it draws all others. Refuses masks and penalties: a row that needs them gets its
+logits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from runtime.engine.backend import Chunk, Result, Row, Span, Want
-from runtime.gpu.decoder import Decoder
+from megakernel.build import BuiltStep
+from runtime.engine.backend import Chunk, Result, Row, Want
+from runtime.gpu.ahead import Ahead, Bucket
 from runtime.kv_pages import layer_groups
-from runtime.rows import Join
-from runtime.sampling import GREEDY, NO_TOKEN, sample
 from runtime.torch_model import Stretch, TorchModel
+
+MAX_STEPS = 64
+"""Of one launch. What comes between two costs a step's twentieth, and rows have pages for so many tokens ahead."""
+
+PREFILL_TOKENS: tuple[int, int] = (512, 8192)
+"""A chunk reads nearly all experts, however short: below the first that costs more than its tokens. What the second
+takes of memory is `SCRATCH_BYTES` of `opening`."""
+
+
+class Table(Bucket, Protocol):
+    """A bucket's step on a device; a `Decoder`, or what stands for one in tests."""
+
+    step: BuiltStep
 
 
 class GpuBackend:
-    """See `Backend`. Sizes are those of the decoder's bucket; pages are shared by all rows."""
+    """See `Backend`."""
 
-    def __init__(self, decoder: Decoder, *, max_steps: int = 8) -> None:
-        """Take the decoder's rows and pages whole; nobody else may seat rows in it."""
-        step = decoder.step
-        self.decoder = decoder
-        self.model = TorchModel(
-            step.model, decoder.weights(), [decoder.pool(layer) for layer in range(step.model.num_layers)]
-        )
-        self.vocab_size, self.rows = step.model.vocab_size, step.bucket.rows
-        self.page_tokens = step.choices.rounding.page_tokens
-        self.windows, _ = layer_groups(step.model)
-        self.pages = (decoder.pages[0].size,) * len(self.windows)
-        self.max_context_tokens = min(step.bucket.max_context_tokens, step.model.max_context_tokens)
-        self.prefill_tokens, self.prefill_layers, self.max_steps = (64, 2048), step.model.num_layers, max_steps
+    decodes_ahead = True
+
+    def __init__(self, model: TorchModel, tables: Sequence[Table], *, max_steps: int = MAX_STEPS) -> None:
+        """Take `tables`, of buckets that differ in rows and read the model's weights and pools, as one's own."""
+        self.model, self.tables = model, tables
+        largest = max((table.step for table in tables), key=lambda step: step.bucket.rows)
+        self.vocab_size, self.rows = model.model.vocab_size, largest.bucket.rows
+        self.page_tokens = largest.choices.rounding.page_tokens
+        self.windows, _ = layer_groups(model.model)
+        self.pages = (len(model.pools[0]),) * len(self.windows)
+        longest = min(table.step.bucket.max_context_tokens for table in tables)
+        self.max_context_tokens = min(longest, model.model.max_context_tokens)
+        self.prefill_tokens, self.prefill_layers, self.max_steps = PREFILL_TOKENS, model.model.num_layers, max_steps
+        self._ahead = Ahead(tables)
         self._unfinished: list[Stretch] = []
 
     @torch.no_grad()
     def prefill(self, chunk: Chunk) -> tuple[Result, ...]:
         """See `Backend`; residuals wait here between the calls of a chunk that is cut by layers."""
+        self._ahead.land()
         begin, end = chunk.layers
         if begin == 0:
+            self._ahead.forget([span.slot for span in chunk.spans])
             self._unfinished = [
-                Stretch(self.model.embed(_on_card(span.tokens)), span.begin, tuple(map(_on_card, span.tables)))
+                Stretch(self.model.embed(self._placed(span.tokens)), span.begin, tuple(map(self._placed, span.tables)))
                 for span in chunk.spans
             ]
         for layer in range(begin, end):
             self.model.layer(layer, self._unfinished)
         if end < self.prefill_layers:
+            self._wait()
             return ()
         done, self._unfinished = self._unfinished, []
-        found = tuple(self._result(span, stretch) for span, stretch in zip(chunk.spans, done, strict=True))
-        torch.cuda.synchronize()
+        found = tuple(
+            Result(logits=self.model.logits(stretch.stream).float().cpu().numpy())
+            if span.want is Want.ALL_LOGITS
+            else Result()
+            for span, stretch in zip(chunk.spans, done, strict=True)
+        )
+        self._wait()
         return found
 
     def decode(self, rows: Sequence[Row], steps: int) -> tuple[Result, ...]:
         """See `Backend`."""
-        self.decoder.seat({row.slot: self._join(row) for row in rows})
-        made = self.decoder.run(steps)
-        has_logits = any(row.want is Want.LOGITS for row in rows)
-        logits = self.decoder.scratch("logits").numpy() if has_logits else np.empty(0)
-        results: list[Result] = []
-        for row in rows:
-            match row.want:
-                case Want.TOKEN:
-                    # a row that drew nothing has ended: nothing of worth follows
-                    tokens = (step[row.slot] for step in made)
-                    results.append(Result(tokens=tuple(NO_TOKEN if token is None else token for token in tokens)))
-                case Want.LOGITS:
-                    results.append(Result(logits=logits[row.slot].copy()))
-                case _:
-                    results.append(Result())
-        return tuple(results)
+        return self._ahead.decode(rows, steps)
 
-    def _join(self, row: Row) -> Join:
-        entries = self.decoder.pages.shape[2]
-        sampling = row.sampling if row.want is Want.TOKEN else GREEDY
-        return Join(max(row.token, 0), row.position, sampling, pages=[table[:entries] for table in row.tables])
+    def _placed(self, ids: Iterable[int] | np.ndarray) -> Tensor:
+        # a window has passed what is negative: it is not read, but is indexed
+        return torch.from_numpy(np.maximum(np.asarray(ids, dtype=np.int64), 0)).to(self.model.pools[0].device)
 
-    def _result(self, span: Span, stretch: Stretch) -> Result:
-        match span.want:
-            case Want.NOTHING:
-                return Result()
-            case Want.ALL_LOGITS:
-                return Result(logits=self.model.logits(stretch.stream).float().cpu().numpy())
-            case Want.LOGITS:
-                return Result(logits=self.model.logits(stretch.stream[-1:])[0].float().cpu().numpy())
-            case Want.TOKEN:
-                logits = self.model.logits(stretch.stream[-1:])[0].double().cpu().numpy()
-                return Result(tokens=(sample(logits, span.sampling, stretch.end - 1),))
-
-
-def _on_card(ids: Iterable[int] | np.ndarray) -> Tensor:
-    # a window has passed what is negative: it is not read, but is indexed
-    return torch.from_numpy(np.maximum(np.asarray(ids, dtype=np.int64), 0)).cuda()
+    def _wait(self) -> None:
+        """The next launch runs on another stream, and slices are timed."""
+        if self.model.pools[0].is_cuda:
+            torch.cuda.synchronize()

@@ -120,12 +120,16 @@ class StepBuffers:
         *,
         weights: Iterable[Piece] | None = None,
         drawn: Drawn = "bits",
+        pages: int | None = None,
     ) -> None:
-        """Allocate and fill; with `model`, weights and KV are those of another table of the same model and bucket.
+        """Allocate and fill; with `model`, weights and KV are those of another table of the same model.
 
-        `weights` come piece by piece, and are copied as they come; without them they are drawn.
+        `weights` come piece by piece, and are copied as they come; without them they are drawn. `pages` a pool has,
+        or as many as the bucket's rows can fill.
         """
         self.step, self.model = step, model
+        filled = step.bucket.rows * pages_per_row(step.bucket, step.choices)
+        self.num_pages = model.num_pages if model is not None else pages or filled
         taken = {} if model is None else {name: at for name, at in model.address.items() if name in model.permanent}
         self.permanent = {
             buffer.name for buffer in step.graph.buffers if buffer.read_only or buffer.name.endswith(".kv")
@@ -219,9 +223,7 @@ class StepBuffers:
             return self.step.bucket.rows * ROW_STATE.dtype.itemsize
         if not buffer.name.endswith(".kv"):
             return buffer.bytes
-        model, bucket, choices = self.step.model, self.step.bucket, self.step.choices
-        pages = bucket.rows * pages_per_row(bucket, choices)
-        return pages * choices.rounding.page_tokens * model.kv_bytes_per_token_per_layer
+        return self.num_pages * self.step.choices.rounding.page_tokens * self.step.model.kv_bytes_per_token_per_layer
 
     def _layer_records(self, table: tuple[int, ...]) -> np.ndarray:
         names = {"project": "qkv", "router": "router", "kv": "kv", "output": "output", "up": "up", "down": "down"}

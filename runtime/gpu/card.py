@@ -1,23 +1,28 @@
 """What card this is, and whether it can run a table: `runtime check`'s answers.
 
-Owns the refusals before a launch: too few SMs, another architecture, a kernel of which no block fits. Pure where it
-decides; only `read_card` asks the driver.
+Owns the refusals of a card that is there: too few SMs, another architecture, a kernel of which no block fits. Pure
+where it decides; only `read_card` asks the driver.
 """
 
 from __future__ import annotations
 
 import torch
-from cuda.bindings import driver  # pyright: ignore[reportAttributeAccessIssue]
-from cuda.core import system  # pyright: ignore[reportAttributeAccessIssue]
 
+from megakernel.config import ConfigError
 from megakernel.measurement import Card
 
 OTHER_PLAN = "search a plan for that chip"
 
 
 def read_card() -> Card:
-    """The present card."""
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    """The present card; ConfigError when it can't be had."""
+    from cuda.bindings import driver  # noqa: PLC0415 # pyright: ignore[reportAttributeAccessIssue]
+    from cuda.core import system  # noqa: PLC0415 # pyright: ignore[reportAttributeAccessIssue]
+
+    try:
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    except RuntimeError as error:  # held by one process alone, or lost
+        raise ConfigError(f"the card can't be used: {str(error).splitlines()[0]}") from None
     _, version = driver.cuDriverGetVersion()
     kernel_mode = system.get_kernel_mode_driver_version()  # pyright: ignore[reportAttributeAccessIssue]
     return Card(

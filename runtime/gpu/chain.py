@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,8 +29,11 @@ class Device(Protocol):
     """What a chain runs on: a `Decoder`, or what stands for one in tests."""
 
     mailbox: Mailbox
-    ring: npt.NDArray[np.uint64]
-    """Words [steps, rows]: step + 1, then `Word`."""
+
+    @property
+    def ring(self) -> npt.NDArray[np.uint64]:
+        """Words [steps, rows]: step + 1, then `Word`."""
+        ...
 
     def begin(self, steps: int) -> int:
         """Launch up to `steps` steps that read the mailbox; the number of the first. Its ring holds no such step."""
@@ -46,6 +49,10 @@ class Device(Protocol):
 
     def carry_out(self, row: int, command: Command) -> None:
         """Change a row while nothing runs."""
+        ...
+
+    def seat(self, joins: Mapping[int, Join]) -> None:
+        """Have exactly these rows while nothing runs."""
         ...
 
 
@@ -89,6 +96,22 @@ class Chain:
         self._tickets += 1
         self._ask(row, join, self._tickets)
         return self._tickets
+
+    def seat(self, joins: Mapping[int, Join]) -> dict[int, int]:
+        """Have exactly these rows in the next chain, at the price of one; tickets by row. Only while none runs."""
+        assert not self._running, "rows join a chain that runs one by one"
+        self._device.seat(joins)
+        self._seated = [None] * len(self._seated)
+        for row in joins:
+            self._tickets += 1
+            self._seated[row] = self._tickets
+        return {row: ticket for row, ticket in enumerate(self._seated) if ticket is not None}
+
+    def take(self) -> list[Made]:
+        """Tokens that were made and not yielded: those of a chain that was closed or has ended."""
+        found = list(self._unread)
+        self._unread.clear()
+        return found
 
     def drop(self, row: int) -> None:
         """End `row` at the next boundary; one more step may give it a token."""

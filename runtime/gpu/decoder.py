@@ -35,7 +35,7 @@ from runtime.weights import LayerWeights, Piece, Weights, weight_pieces
 class Decoder(Decodes):
     """Rows of one bucket, decoded step by step."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a step needs, and what tests set
         self,
         step: BuiltStep,
         chip: HardwareSpec,
@@ -44,10 +44,12 @@ class Decoder(Decodes):
         options: KernelOptions | None = None,
         model: Decoder | None = None,
         first_step: int = 0,
+        pages: int | None = None,
     ) -> None:
         """Prove, compile and load; without `weights` they are drawn, or those of `model`. All rows are empty.
 
-        `deadline_ms`, the longest wait inside a launch, may be set afterwards.
+        `pages` each layer's pool has; without, as many as all rows can fill. With `model`, a decoder of another bucket,
+        weights and pools are its. `deadline_ms`, the longest wait inside a launch, may be set afterwards.
         """
         findings = verify(step.graph, step.table)
         if findings:
@@ -58,8 +60,9 @@ class Decoder(Decodes):
         self.table = LoadedTable(compiled, step.table, titles, proved_digest=step.table.digest)
         shared = model.buffers if model else None
         pieces = weight_pieces(weights) if isinstance(weights, Weights) else weights
-        self.buffers = StepBuffers(step, shared, weights=pieces, drawn="normal")
+        self.buffers = StepBuffers(step, shared, weights=pieces, drawn="normal", pages=pages)
         inputs = random_inputs(step, ())
+        inputs.pages %= self.buffers.num_pages
         self.pages: np.ndarray = inputs.pages
         self.rows: np.ndarray = np.zeros(step.bucket.rows, ROW_STATE.dtype)
         self.next_step = first_step
@@ -140,8 +143,12 @@ class Decoder(Decodes):
     def pool(self, layer: int) -> Tensor:
         """A layer's pool of KV pages."""
         model, page_tokens = self.step.model, self.step.choices.rounding.page_tokens
-        shape = (self.pages[0].size, model.num_kv_heads, 2, page_tokens // TILE, model.head_dim // TILE, TILE, TILE)
+        shape = (self.buffers.num_pages, model.num_kv_heads, 2, page_tokens // TILE, model.head_dim // TILE, TILE, TILE)
         return self.buffers.tensor(f"L{layer}.kv", shape, torch.bfloat16)
+
+    def logits(self, row: int) -> npt.NDArray[np.float32]:
+        """Logits [vocab] that the last step left of a row."""
+        return self.buffers.scratch("logits", torch.float32)[row].cpu().numpy()
 
     def run(self, steps: int = 1) -> list[list[int | None]]:
         """Run `steps` steps in one launch; each step's tokens by row, None where a row was not active."""
@@ -150,6 +157,20 @@ class Decoder(Decodes):
         self.table.run()
         self.next_step = (first + steps) % 2**32
         return [self.table.tokens((first + step) % 2**32) for step in range(steps)]
+
+    def time_ms(self, *, steps: int = 8, launches: int = 3) -> float:
+        """Milliseconds of a step with all rows there, at the length that placement assumes; no row is, afterwards."""
+        bucket = self.step.bucket
+        position = max(min(bucket.nominal_context_tokens, bucket.max_context_tokens - steps * launches) - 1, 0)
+        steps = min(steps, bucket.max_context_tokens)
+        taken: list[float] = []
+        for _ in range(launches):
+            self.seat({row: Join(row, position) for row in range(bucket.rows)})
+            self.table.arm(self._addresses, steps=steps, first_step=self.next_step, deadline_ms=self.deadline_ms)
+            taken.append(self.table.time_ms() / steps)
+            self.next_step = (self.next_step + steps) % 2**32
+        self.seat({})
+        return sorted(taken)[launches // 2]
 
     def begin(self, steps: int) -> int:
         """See `Device`."""

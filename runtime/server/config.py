@@ -6,6 +6,7 @@ Owns names, defaults and bounds. Paths inside a file are relative to it.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -64,9 +65,15 @@ class ServeConfig(Frozen):
     change; COUNTERPOINT_API_KEY and COUNTERPOINT_ADMIN_KEY in the environment hold more, separated by commas. Without
     any key every client may come. `plan` is a file of `tuner search` for this model, whose buckets bound
     `max_num_seqs` and `max_model_len`.
+
+    `device` auto is a card where one can be used. `load_format` dummy draws the weights, for measuring: the folder
+    needs none. `gpu_memory_utilization` is the share of a card that weights, scratch and KV may take.
     """
 
     model: str | None = None
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    load_format: Literal["auto", "dummy"] = "auto"
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     plan: str | None = None
     served_model_name: tuple[str, ...] = ()
     host: str = "127.0.0.1"

@@ -1,11 +1,16 @@
-"""Puts a checkpoint folder on an engine: weights, KV pages, thread. Takes as long as reading the weights does."""
+"""Puts a checkpoint folder on an engine: device, weights, KV pages, thread. Takes as long as reading weights does."""
 
 from __future__ import annotations
 
-import importlib.util
+import logging
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from megakernel.assets import asset
 from megakernel.config import ConfigError
+from megakernel.families import read_model
+from megakernel.hardware import load_hardware
 from megakernel.model import ModelSpec
 from megakernel.tiling import Rounding
 from runtime.engine import AsyncEngine, EngineCore, EngineSettings
@@ -15,24 +20,47 @@ from runtime.server.config import ServeConfig
 from runtime.server.plan import prove
 from runtime.server.service import Service, TextSide
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from runtime.weights import Piece
+
+log = logging.getLogger(__name__)
+
 _ELEMENT_BYTES = 4  # the CPU's model runs in float32
 
 CARD_TOKENS = 16384
-"""Longest prompt and answer together on a card: page tables and partial results are sized for it."""
+"""Longest prompt and answer together on a card where nothing else is asked for; page tables are sized for it."""
 
 WINDOW_TAILS = 3
 """Windows a row that a windowed group holds: the row's own, and those of conversations that may come back."""
 
 
-def load_engine(folder: Path, service: Service, *, on_card: bool = False) -> AsyncEngine:
-    """Return a running engine, on the CPU or on the present card, for a service that has none yet.
+def place(config: ServeConfig, folder: Path) -> ServeConfig:
+    """The config with `device` decided, and `max_model_len` as far as a card's default goes.
+
+    ConfigError where a card is asked for and can't be used, or its blocks have another size.
+    """
+    if config.device != "cpu":
+        why = _no_card()
+        if why is None:
+            longest = config.max_model_len or min(read_model(folder).max_context_tokens, CARD_TOKENS)
+            return config.model_copy(update={"device": "cuda", "max_model_len": longest})
+        if config.device == "cuda":
+            raise ConfigError(f"`device` is cuda: {why}")
+        log.info("serving on the CPU", extra={"why": why})
+    return config.model_copy(update={"device": "cpu"})
+
+
+def load_engine(folder: Path, service: Service) -> AsyncEngine:
+    """Return a running engine, on the device that `place` decided, for a service that has none yet.
 
     ConfigError when folder, plan, sizes or card don't fit.
     """
     config, text, metrics = service.config, service.text, service.metrics
     if service.plan is not None:
         prove(service.plan, str(config.plan))
-    backend = _card_backend(folder, config, text) if on_card else _cpu_backend(folder, config, text)
+    backend = _card_backend(folder, service) if config.device == "cuda" else _cpu_backend(folder, config, text)
     template = text.template.source if text.template else ""
     settings = EngineSettings(
         model=text.names[0],
@@ -45,30 +73,66 @@ def load_engine(folder: Path, service: Service, *, on_card: bool = False) -> Asy
     return engine
 
 
-def has_card() -> bool:
-    """Whether torch sees a card, and what launches kernels on it is installed."""
-    import torch  # noqa: PLC0415 - heavy, and only a loaded model needs it
+def _no_card() -> str | None:
+    """Why no card can be used."""
+    from runtime.gpu.presence import absence, present  # noqa: PLC0415 - imports torch where there is a driver
 
-    return torch.cuda.is_available() and importlib.util.find_spec("cuda") is not None
+    why = absence(present())
+    if why is None:
+        from runtime.gpu.opening import CHIP, check_card  # noqa: PLC0415 - the compiler, and a card
+
+        try:
+            check_card(load_hardware(asset(CHIP)))
+        except ConfigError as error:
+            return str(error)
+    return why
 
 
 def _cpu_backend(folder: Path, config: ServeConfig, text: TextSide) -> Backend:
     import torch  # noqa: PLC0415 - heavy, and only a loaded model needs it
 
-    from runtime.engine.checkpoint import load_checkpoint  # noqa: PLC0415
     from runtime.engine.cpu_backend import CpuBackend  # noqa: PLC0415
+    from runtime.weights import pack_weights  # noqa: PLC0415
 
     if config.block_size % TILE:
         raise ConfigError(f"`block_size` is {config.block_size}; needed: a multiple of {TILE}")
-    model, weights = load_checkpoint(folder, Rounding(), torch.float32)
+    model = read_model(folder)
+    weights = pack_weights(model, _tensors(folder, config, model), Rounding(), torch.float32)
     pages = page_counts(model, config, text.max_model_len)
     return CpuBackend(model, weights, rows=config.max_num_seqs, page_tokens=config.block_size, pages=pages)
 
 
-def _card_backend(folder: Path, config: ServeConfig, text: TextSide) -> Backend:
-    from runtime.gpu.opening import open_backend  # noqa: PLC0415 - the compiler, and a card
+def _card_backend(folder: Path, service: Service) -> Backend:
+    import torch  # noqa: PLC0415 - heavy, and only a loaded model needs it
 
-    return open_backend(folder, rows=config.max_num_seqs, max_tokens=min(text.max_model_len, CARD_TOKENS))
+    from runtime.engine.checkpoint import Checkpoint  # noqa: PLC0415
+    from runtime.gpu.opening import Sizes, open_card  # noqa: PLC0415 - the compiler, and a card
+    from runtime.weights import pack_pieces  # noqa: PLC0415
+
+    config, model = service.config, read_model(folder)
+    is_set = config.model_fields_set
+    sizes = Sizes(
+        rows=config.max_num_seqs,
+        max_tokens=service.text.max_model_len,
+        blocks=config.num_gpu_blocks,
+        kv_bytes=config.kv_cache_memory_bytes if "kv_cache_memory_bytes" in is_set else None,
+        share=config.gpu_memory_utilization,
+        block_tokens=config.block_size if "block_size" in is_set else None,
+    )
+
+    def pieces(rounding: Rounding) -> Iterator[Piece]:
+        return pack_pieces(model, Checkpoint(folder), rounding, torch.bfloat16)
+
+    opened = open_card(model, pieces if config.load_format == "auto" else None, sizes, service.plan)
+    service.card = opened.facts()
+    return opened.backend
+
+
+def _tensors(folder: Path, config: ServeConfig, model: ModelSpec) -> Mapping[str, Tensor]:
+    from runtime.engine.checkpoint import Checkpoint  # noqa: PLC0415 - torch
+    from runtime.engine.drawn import DrawnTensors  # noqa: PLC0415
+
+    return Checkpoint(folder) if config.load_format == "auto" else DrawnTensors(model, std=0.02)
 
 
 def page_counts(model: ModelSpec, config: ServeConfig, max_model_len: int) -> tuple[int, ...]:

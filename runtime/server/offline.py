@@ -17,7 +17,7 @@ from runtime.server.choices import Run
 from runtime.server.completions import encode_prompts, text_wishes
 from runtime.server.config import ServeConfig
 from runtime.server.errors import ApiError
-from runtime.server.loading import has_card, load_engine
+from runtime.server.loading import load_engine, place
 from runtime.server.metrics import Metrics
 from runtime.server.plan import under_plan
 from runtime.server.prompts import render_chat
@@ -36,9 +36,10 @@ def generate(config: ServeConfig, prompt: str, asked: dict[str, Any], *, raw: bo
     with tempfile.TemporaryDirectory(prefix="counterpoint-demo-") as scratch, asyncio.Runner() as runner:
         folder = checkpoint_folder(config, Path(scratch))
         config, plan = under_plan(config, folder)
+        config = place(config, folder)
         text = load_text(folder, config)
         service = Service(config, text, Metrics(text.names[0]), plan=plan)
-        service.engine = load_engine(folder, service, on_card=has_card())
+        service.engine = load_engine(folder, service)
         pieces = _pieces(service, prompt, asked, raw=raw)
         try:
             while (piece := runner.run(anext(pieces, None))) is not None:

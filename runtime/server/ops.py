@@ -80,6 +80,8 @@ def server_info(service: Service) -> Response:
         "limits": config.limits.model_dump(),
         "waits": config.waits.model_dump(),
         "plan": describe(service.plan, str(config.plan)) if service.plan else None,
+        "device": config.device,
+        "card": service.card,
         "rows": engine.stats().rows if engine else None,
         "is_ready": service.is_ready,
     }

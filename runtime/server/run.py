@@ -28,7 +28,7 @@ from runtime.server.auth import KeyRing
 from runtime.server.checkpoint import load_text
 from runtime.server.config import ServeConfig
 from runtime.server.connection import http_settings
-from runtime.server.loading import load_engine
+from runtime.server.loading import load_engine, place
 from runtime.server.logs import start_logging
 from runtime.server.metrics import Metrics
 from runtime.server.plan import under_plan
@@ -55,6 +55,7 @@ def serve(config: ServeConfig, say: Callable[[str], None]) -> int:
         if config.model is None and not config.served_model_name:
             config = config.model_copy(update={"served_model_name": ("demo",)})
         config, plan = under_plan(config, folder)
+        config = place(config, folder)
         text = load_text(folder, config)
         metrics = Metrics(text.names[0])
         service = Service(config, text, metrics, plan=plan)

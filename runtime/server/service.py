@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from megakernel.plan import Plan
 from runtime.constraints import Grammars
@@ -40,13 +40,14 @@ class TextSide:
 
 @dataclass
 class Service:
-    """One server. `live`: the response's id of every request on the engine, for /abort."""
+    """One server. `live`: the response's id of every request on the engine, for /abort; `card`: what it serves on."""
 
     config: ServeConfig
     text: TextSide
     metrics: Metrics
     engine: AsyncEngine | None = None
     plan: Plan | None = None
+    card: dict[str, Any] | None = None
     is_draining: bool = False
     live: dict[str, str] = field(default_factory=dict)
     per_key: dict[str, int] = field(default_factory=dict)

@@ -4,7 +4,8 @@
 
 The backend costs next to nothing: it returns the same tokens at once. Rows decode 8192-token contexts in pages of 64,
 with a full and a windowed group. Prints one JSON line: microseconds a step at 1 and 8 rows, in the plain loop and with
-the thread and an asyncio reader around it, each against 5% of the step that it serves.
+the thread and an asyncio reader around it, each against 5% of the step that it serves; and what a step costs that comes
+from a launch that runs ahead, the host's side of the card's backend included: a card makes the next step meanwhile.
 """
 
 # ruff: noqa: T201 - a script reports on stdout
@@ -16,12 +17,19 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
+from megakernel.abi import TOKEN_ENDED, TOKEN_IDLE
 from runtime.engine import AsyncEngine, EngineCore
 from runtime.engine.backend import Chunk, Result, Row
+from runtime.gpu.ahead import Ahead
+from runtime.gpu.backend import MAX_STEPS
+from runtime.gpu.mailbox import Mailbox
 from runtime.request import Request, Stopping
+from runtime.rows import Command, Drop, Join
 from runtime.sampling import SamplingParams
 
 CONTEXT = 8192
@@ -34,7 +42,7 @@ class Instant:
 
     vocab_size, page_tokens, max_context_tokens = 262_144, 64, 65_536
     windows, pages = (None, 4096), (16_384, 1024)
-    prefill_tokens, prefill_layers, max_steps = (256, 8192), 49, 1
+    prefill_tokens, prefill_layers, max_steps, decodes_ahead = (256, 8192), 49, 1, False
 
     def __init__(self, rows: int) -> None:
         """Take so many rows."""
@@ -49,6 +57,62 @@ class Instant:
         return (self._result,) * len(rows)
 
 
+class InstantTable:
+    """A device for `Ahead` whose launches are over as soon as they begin."""
+
+    def __init__(self, rows: int, ring_steps: int = 1024) -> None:
+        """Take so many rows."""
+        self.mailbox = Mailbox(np.zeros((2, rows, CONTEXT // 32), np.uint32), pinned=False)
+        self.ring = np.zeros((ring_steps, rows), np.uint64)
+        self.next_step, self.made, self.left = 0, 0, [0] * rows
+
+    def seat(self, joins: Mapping[int, Join]) -> None:
+        self.left = [
+            joins[row].end_position - joins[row].position if row in joins else 0 for row in range(len(self.left))
+        ]
+
+    def carry_out(self, row: int, command: Command) -> None:
+        assert isinstance(command, Drop)
+        self.left[row] = 0
+
+    def begin(self, steps: int) -> int:
+        first, self.made = self.next_step, min(steps, max(self.left))
+        for step in range(first, first + self.made):
+            for row, left in enumerate(self.left):
+                word = TOKEN_IDLE if left <= 0 else 7 | (TOKEN_ENDED if left == 1 else 0)
+                self.ring[step % len(self.ring), row] = np.uint64((step + 1) << 32 | word)
+            self.left = [left - 1 for left in self.left]
+        return first
+
+    def is_running(self) -> bool:
+        return False
+
+    def finish(self) -> int:
+        self.next_step += self.made
+        return self.made
+
+    def logits(self, _row: int) -> np.ndarray:
+        raise NotImplementedError
+
+
+class InstantAhead(Instant):
+    """The same behind the card's way of decoding."""
+
+    decodes_ahead, max_steps = True, MAX_STEPS
+
+    def __init__(self, rows: int) -> None:
+        """Take so many rows."""
+        super().__init__(rows)
+        self.ahead = Ahead([InstantTable(rows)])
+
+    def prefill(self, chunk: Chunk) -> tuple[Result, ...]:
+        self.ahead.land()
+        return tuple(Result() for _ in chunk.spans)
+
+    def decode(self, rows: Sequence[Row], steps: int) -> tuple[Result, ...]:
+        return self.ahead.decode(rows, steps)
+
+
 def requests(rows: int, steps: int) -> list[Request]:
     params = SamplingParams(temperature=1.0, top_p=0.95)
     end = frozenset({255_001})
@@ -58,9 +122,9 @@ def requests(rows: int, steps: int) -> list[Request]:
     ]
 
 
-def plain(rows: int, steps: int) -> dict[str, float]:
+def plain(rows: int, steps: int, backend: type[Instant] = Instant) -> dict[str, float]:
     """Microseconds of each `EngineCore.step`."""
-    core = EngineCore(Instant(rows))
+    core = EngineCore(backend(rows))
     for each in requests(rows, steps):
         core.submit(each)
     while any(sequence.left > 1 for sequence in core.roster.by_id.values()):
@@ -102,6 +166,7 @@ def main() -> None:
     for rows, limit in LIMITS_US.items():
         plain(rows, 200)  # warm
         cell = {"rows": rows, "limit_us": limit, **plain(rows, chosen.steps)}
+        cell |= {f"ahead_{name}": value for name, value in plain(rows, chosen.steps, InstantAhead).items()}
         cell["with_thread_us"] = asyncio.run(threaded(rows, chosen.steps))
         cells.append({key: round(value, 1) for key, value in cell.items()} | {"holds": cell["median_us"] < limit})
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]}

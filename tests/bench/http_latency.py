@@ -54,6 +54,7 @@ class Metronome:
 
     vocab_size, rows, page_tokens, windows, pages = VOCAB, 64, 64, (None,), (64 * 32,)
     max_context_tokens, prefill_tokens, prefill_layers, max_steps = 2048, (64, 4096), 1, 1
+    decodes_ahead = False
 
     def __init__(self, interval: float) -> None:
         """Tick every `interval` seconds, 0 without pause."""

@@ -20,7 +20,19 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from support.engines import Answer, assert_idle, finish, mixed_logits, request, scripted, solo, step, tiny_backend
+from support.ahead import AheadBackend
+from support.engines import (
+    VOCAB,
+    Answer,
+    assert_idle,
+    finish,
+    mixed_logits,
+    request,
+    scripted,
+    solo,
+    step,
+    tiny_backend,
+)
 from support.engines import with_settings as engine_settings
 
 from runtime.engine import EngineCore
@@ -150,6 +162,17 @@ class Machine(RuleBasedStateMachine):
                 assert answer.tokens == truth[: len(answer.tokens)]
 
 
+class AheadMachine(Machine):
+    """The same on a device that makes steps ahead of the engine, over two buckets."""
+
+    def build(self, rows: int, pages: tuple[int, int], chunk: int, layers: int, steps: int) -> EngineCore:
+        backend = AheadBackend(
+            mixed_logits, buckets=sorted({2, rows}), seed=chunk, vocab_size=VOCAB, pages=pages, max_steps=3 * steps + 2,
+            max_context_tokens=self.context, prefill_tokens=(chunk, 2 * chunk), prefill_layers=layers,
+        )  # fmt: skip
+        return EngineCore(backend, engine_settings(stall_ms=0.001))
+
+
 class ModelMachine(Machine):
     """The same on the tiny model: one full layer, one with a window."""
 
@@ -170,7 +193,9 @@ class ModelMachine(Machine):
         return self.known[key]
 
 
-@pytest.mark.parametrize(("machine", "examples", "steps"), [(Machine, 250, 40), (ModelMachine, 30, 25)])
+@pytest.mark.parametrize(
+    ("machine", "examples", "steps"), [(Machine, 250, 40), (AheadMachine, 150, 40), (ModelMachine, 30, 25)]
+)
 def test_any_history_leaves_every_answer_as_it_would_be_alone(machine, examples: int, steps: int) -> None:
     torch.set_num_threads(1)
     run_state_machine_as_test(

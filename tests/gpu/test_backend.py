@@ -6,11 +6,10 @@ import contextlib
 
 import pytest
 import torch
-from support.card import DEADLINE_MS, chip
+from support.card import DEADLINE_MS
 from support.engines import request, run
 from support.tiny_models import cohere2_moe, qwen3_moe, spec_of
 
-from megakernel.workload import Bucket
 from runtime.engine import EngineCore
 from runtime.engine.checkpoint import Checkpoint
 from runtime.engine.cpu_backend import CpuBackend
@@ -25,22 +24,24 @@ TEXTS = [list(range(20, 20 + count)) for count in (1, 30, 45, 70, 90)]
 @pytest.mark.parametrize("family", [cohere2_moe, qwen3_moe], ids=["cohere2_moe", "qwen3_moe"])
 def test_the_engine_on_a_card_answers_as_on_the_cpu(family, tmp_path):
     """Greedy and seeded rows, more than fit at once; a near-tie of bfloat16 may part an answer from the CPU's."""
-    from runtime.gpu.backend import GpuBackend
-    from runtime.gpu.decoder import Decoder
-    from runtime.gpu.opening import fitting_step
+    from runtime.gpu.opening import Sizes, open_card
 
     model = family(dtype=torch.bfloat16)
     spec = spec_of(model)
     model.save_pretrained(tmp_path, max_shard_size="100KB")
-    step = fitting_step(spec, Bucket(rows=3, max_context_tokens=256, nominal_context_tokens=128), chip())
-    rounding = step.choices.rounding
-    decoder = Decoder(step, chip(), pack_pieces(spec, Checkpoint(tmp_path), rounding, torch.bfloat16))
-    decoder.deadline_ms = DEADLINE_MS
-    card = GpuBackend(decoder)
-    packed = pack_weights(spec, dict(model.state_dict()), rounding, torch.bfloat16)
+
+    def pieces(rounding):
+        return pack_pieces(spec, Checkpoint(tmp_path), rounding, torch.bfloat16)
+
+    opened = open_card(spec, pieces, Sizes(rows=3, max_tokens=256))
+    card = opened.backend
+    assert [table.ring.shape[1] for table in card.tables] == [1, 2, 3]
+    for table in card.tables:
+        table.deadline_ms = DEADLINE_MS
+    packed = pack_weights(spec, dict(model.state_dict()), card.tables[0].step.choices.rounding, torch.bfloat16)
     for mine, theirs in (
-        (decoder.weights().embedding, packed.embedding),
-        (decoder.weights().layers[1].up, packed.layers[1].up),
+        (card.model.weights.embedding, packed.embedding),
+        (card.model.weights.layers[1].up, packed.layers[1].up),
     ):
         assert torch.equal(mine.cpu(), theirs), "the card holds what was packed"
     host = CpuBackend(spec, packed, rows=3, page_tokens=card.page_tokens, pages=card.pages)

@@ -12,9 +12,10 @@ from megakernel import limits
 from megakernel.assets import asset
 from megakernel.build import BuiltStep, build_step
 from megakernel.hardware import HardwareSpec, load_hardware
-from megakernel.model import ModelSpec, RoutedMlp
+from megakernel.model import ModelSpec
 from megakernel.tiling import Choices, Counters
 from megakernel.workload import Bucket
+from runtime.engine.drawn import DrawnTensors
 
 DEADLINE_MS = float(os.environ.get("GPU_TEST_DEADLINE_MS", "100"))
 """Of a wait inside a launch; tools that slow a kernel need more."""
@@ -65,37 +66,7 @@ def drawn(step: BuiltStep, **options):
 
 def random_tensors(spec: ModelSpec, seed: int = 0) -> dict[str, torch.Tensor]:
     """A checkpoint of any spec, with the names that Hugging Face gives its tensors; scaled as the tiny models are."""
-    generator = torch.Generator().manual_seed(seed)
-    hidden = spec.hidden_size
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (spec.vocab_size, hidden),
-        "model.norm.weight": (hidden,),
-    }
-    if not spec.tied_embeddings:
-        shapes["lm_head.weight"] = (spec.vocab_size, hidden)
-    for idx, layer in enumerate(spec.layers):
-        prefix, mlp = f"model.layers.{idx}", layer.mlp
-        attention = f"{prefix}.self_attn"
-        shapes |= {
-            f"{attention}.q_proj.weight": (spec.q_size, hidden),
-            f"{attention}.k_proj.weight": (spec.kv_size, hidden),
-            f"{attention}.v_proj.weight": (spec.kv_size, hidden),
-            f"{attention}.o_proj.weight": (hidden, spec.q_size),
-            f"{prefix}.input_layernorm.weight": (hidden,),
-        }
-        if spec.block == "sequential":
-            shapes[f"{prefix}.post_attention_layernorm.weight"] = (hidden,)
-        if spec.qk_norm:
-            shapes |= {f"{attention}.{name}_norm.weight": (spec.head_dim,) for name in "qk"}
-        experts = [""]
-        if isinstance(mlp, RoutedMlp):
-            shapes[f"{prefix}.mlp.gate.weight"] = (mlp.num_experts, hidden)
-            experts = [f".experts.{expert}" for expert in range(mlp.num_experts)]
-        for expert in experts:
-            shapes |= {f"{prefix}.mlp{expert}.{name}_proj.weight": (mlp.width, hidden) for name in ("gate", "up")}
-            shapes[f"{prefix}.mlp{expert}.down_proj.weight"] = (hidden, mlp.width)
-    scale = {True: 1.0, False: 0.25}
-    return {name: torch.randn(shape, generator=generator) * scale["norm" in name] for name, shape in shapes.items()}
+    return dict(DrawnTensors(spec, std=0.25, seed=seed))
 
 
 def best_step(model: ModelSpec, rows: int, max_tokens: int, nominal_tokens: int | None = None) -> BuiltStep:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from megakernel.abi import MAILBOX, TOKEN_ENDED, TOKEN_IDLE, TOKEN_NONE, TOKEN_TAKEN, Order
@@ -44,6 +46,10 @@ class InterpretedDevice:
     def carry_out(self, row: int, command: Command) -> None:
         put_pages(self.mailbox.pages, row, command)
         self.memory.carry_out(row, command)
+
+    def seat(self, joins: Mapping[int, Join]) -> None:
+        for row in range(self.ring.shape[1]):
+            self.carry_out(row, joins.get(row, Drop()))
 
     def _step(self) -> None:
         memory, mail = self.memory, self.mailbox.record[0]

@@ -26,8 +26,7 @@ from megakernel.counters import NONE
 from megakernel.kinds import TaskKind
 from megakernel.model import ModelSpec, RoutedMlp
 from megakernel.table import TaskTable
-from megakernel.tiling import UNIT_ROWS
-from runtime.weights import LayerWeights, Weights, unit_rows
+from runtime.weights import LayerWeights, Weights, row_in_place, rows_of, unit_rows
 
 FAMILIES: Mapping[str, tuple[type, type, type]] = {
     "cohere2_moe": (
@@ -114,9 +113,7 @@ class Layers:
 
     def embed(self, tokens: list[int]) -> Tensor:
         """First residuals [rows, hidden]."""
-        units = self.weights.embedding
-        ids = torch.tensor(tokens, device=self.device)
-        return units[ids // UNIT_ROWS, :, ids % UNIT_ROWS].flatten(-2).to(self.dtype)
+        return rows_of(self.weights.embedding, torch.tensor(tokens, device=self.device)).to(self.dtype)
 
     @torch.no_grad()
     def logits(self, stream: Tensor) -> Tensor:
@@ -348,7 +345,7 @@ def peaks(weights: Weights, tokens: list[int]) -> Iterator[None]:
 
     The best two of some hundred thousand random logits are near-ties, the best two of a few are not.
     """
-    rows = [weights.head[token // UNIT_ROWS, :, token % UNIT_ROWS] for token in tokens]
+    rows = [row_in_place(weights.head, token) for token in tokens]
     for row in rows:
         row.mul_(PEAK)
     try:

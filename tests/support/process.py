@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import httpx2 as httpx
 
@@ -14,14 +15,14 @@ import httpx2 as httpx
 class Process:
     """A server on any free port; `end` it."""
 
-    def __init__(self, *arguments: str, **environment: str) -> None:
+    def __init__(self, *arguments: str, stderr: IO[str] | int = subprocess.PIPE, **environment: str) -> None:
         """Start it with these arguments and variables."""
         code = "from runtime.cli import main; main()"
         root = Path(__file__).parents[2]
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, "serve", "--port", "0", *arguments],
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
             env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", **environment},
         )
@@ -31,9 +32,9 @@ class Process:
         assert self.process.stdout is not None
         return self.process.stdout.readline().split(" at ")[1].strip()
 
-    async def ready(self, client: httpx.AsyncClient) -> None:
+    async def ready(self, client: httpx.AsyncClient, seconds: float = 60) -> None:
         """Wait until it takes work."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(seconds):
             while (await client.get("/ready")).status_code != 200:
                 await asyncio.sleep(0.05)  # it tells only those who ask
 

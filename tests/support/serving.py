@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -16,7 +17,9 @@ from typing import Any
 import httpx2 as httpx
 import numpy as np
 import uvicorn
+from support.ahead import AheadBackend
 
+from megakernel.workload import ROW_TILE
 from runtime.demo.checkpoint import CONFIG, write_tokenizer
 from runtime.engine import AsyncEngine, EngineCore, EngineSettings, ScriptedBackend
 from runtime.parsing.dialect import NORTH, Dialect
@@ -31,6 +34,9 @@ from runtime.server.run import Host
 from runtime.server.service import Service, TextSide
 from runtime.server.template import ChatTemplate
 from runtime.server.tokenizer import TextTokenizer
+
+BACKEND = "COUNTERPOINT_TEST_BACKEND"
+"""Set by --backend: the same scripts, made step by step, or ahead as on a card."""
 
 VOCAB = int(str(CONFIG["vocab_size"]))
 END = int(str(CONFIG["eos_token_id"]))
@@ -329,7 +335,10 @@ def service_of(
     metrics = Metrics(text.names[0])
     service = Service(config or ServeConfig(), text, metrics)
     settings = {"rows": 8, "page_tokens": 8, "pages": (640, 640), "max_context_tokens": text.max_model_len, **sizes}
-    backend = ScriptedBackend(script, vocab_size=VOCAB, **settings)
+    if os.environ.get(BACKEND) == "ahead" and settings["rows"] <= ROW_TILE:  # a card has no more
+        backend = AheadBackend(script, buckets=sorted({1, settings["rows"]}), vocab_size=VOCAB, **settings)
+    else:
+        backend = ScriptedBackend(script, vocab_size=VOCAB, **settings)
     service.engine = AsyncEngine(EngineCore(backend, EngineSettings(max_waiting=max_waiting), metrics))
     metrics.watch(service.engine.stats, block_size=settings["page_tokens"], num_blocks=sum(settings["pages"]))
     return service

@@ -71,6 +71,11 @@ def choices_for(spec: ModelSpec, **interleave: object) -> Choices:
     )
 
 
+def rounding_for(spec: ModelSpec) -> Rounding:
+    """That of `choices_for`."""
+    return choices_for(spec).rounding
+
+
 def built(spec: ModelSpec, rows: int = 1, choices: Choices | None = None, num_sms: int = 4) -> BuiltStep:
     """A step for up to 256 tokens a row."""
     bucket = Bucket(rows=rows, max_context_tokens=256, nominal_context_tokens=64)

@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "megakernel": {"numpy", "pydantic", "pydantic_core", "megakernel"},
     "simulator": {"numpy", "pydantic", "simpy", "megakernel", "simulator"},
     "runtime": {
-        *("numpy", "pydantic", "pydantic_core", "torch", "cuda", "safetensors", "transformers", "tokenizers"),
+        *("numpy", "pydantic", "pydantic_core", "torch", "triton", "cuda", "safetensors", "transformers", "tokenizers"),
         *("fastapi", "starlette", "uvicorn", "jinja2", "llguidance", "prometheus_client", "aiohttp"),
         *("megakernel", "runtime"),
     },

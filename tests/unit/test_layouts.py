@@ -14,7 +14,7 @@ from megakernel.tiling import Rounding, slice_of
 from megakernel.workspace import chunk_pieces, least_copy_bytes, workspace
 from runtime import kv_pages
 from runtime.reference import ops
-from runtime.weights import paired_units, rotary_table, unit_rows, units
+from runtime.weights import paired_units, rotary_table, row_in_place, rows_of, unit_rows, units
 
 
 def test_a_unit_is_tiles_of_16_rows_by_32_columns_each_in_the_order_of_the_matrix_instruction() -> None:
@@ -96,3 +96,12 @@ def test_a_copy_holds_a_slice_a_router_row_and_a_block_of_keys() -> None:
     assert least_copy_bytes(model, Rounding(slice_columns=32)) == 32 * 128 * 2
     assert chunk_pieces(model, Rounding(), 8192) == 4
     assert chunk_pieces(model, Rounding(), 16384) == 2
+
+
+def test_rows_are_found_in_units_and_changed_there() -> None:
+    matrix = torch.randn(64, 96)
+    packed, numbers = units(matrix), torch.tensor([0, 5, 8, 15, 16, 47, 63, 33, 7])
+    assert torch.equal(rows_of(packed, numbers), matrix[numbers])
+    row_in_place(packed, 47).mul_(2.0)
+    matrix[47] *= 2.0
+    assert torch.equal(unit_rows(packed).reshape(64, 96), matrix)

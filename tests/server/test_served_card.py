@@ -1,0 +1,153 @@
+"""The start on a card and what follows, with the card itself pretended: tables interpreted, no kernel launched."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+
+import httpx2 as httpx
+import pytest
+import uvicorn
+from support.pretend_card import CARD, pretend
+from support.process import Process
+from support.served_model import client_of, open_service, write_rounded
+from support.serving import Stream
+
+from megakernel.config import ConfigError
+from runtime.gpu.launch import KernelStoppedError
+from runtime.server.app import make_app
+from runtime.server.auth import KeyRing
+from runtime.server.config import ServeConfig
+from runtime.server.connection import http_settings
+from runtime.server.loading import CARD_TOKENS, place
+from runtime.server.offline import generate
+from runtime.server.run import Host
+
+pytestmark = pytest.mark.anyio
+
+SIZES = {"device": "cuda", "max_num_seqs": 2, "max_model_len": 256}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_rounded(tmp_path_factory.mktemp("demo"))
+
+
+def test_without_a_card_auto_is_the_cpu_and_cuda_is_refused(folder):
+    assert place(ServeConfig(), folder).device == "cpu"
+    with pytest.raises(ConfigError, match="`device` is cuda: there is no NVIDIA driver"):
+        place(ServeConfig(device="cuda"), folder)
+
+
+def test_the_process_exits_2_where_a_card_is_asked_for(folder):
+    running = Process(str(folder), "--device", "cuda")
+    try:
+        assert running.process.wait(60) == 2
+        assert running.process.stderr.read().startswith("error: `device` is cuda: ")
+    finally:
+        running.end()
+
+
+def test_a_card_is_taken_and_bounds_a_window_that_nobody_has_set(folder, monkeypatch):
+    pretend(monkeypatch)
+    assert place(ServeConfig(device="cpu"), folder).device == "cpu"
+    placed = place(ServeConfig(), folder)
+    assert (placed.device, placed.max_model_len) == ("cuda", min(8192, CARD_TOKENS))
+    assert place(ServeConfig(max_model_len=100), folder).max_model_len == 100
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"compute_capability": "8.0"}, r"the table is for sm_90a, NVIDIA Pretended is sm_80"),
+        ({"num_sms": 114}, "the table is for 132 SMs, NVIDIA Pretended has 114"),
+    ],
+)
+def test_another_card_is_refused_by_cuda_and_passed_over_by_auto(changed, message, folder, monkeypatch):
+    pretend(monkeypatch)
+    monkeypatch.setattr("runtime.gpu.opening.read_card", lambda: CARD.model_copy(update=changed))
+    with pytest.raises(ConfigError, match=message):
+        place(ServeConfig(device="cuda"), folder)
+    assert place(ServeConfig(), folder).device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("settings", "free", "message"),
+    [
+        ({}, 10**9, "taken by others: stop them"),
+        ({"num_gpu_blocks": 10**7}, 19 * 10**9, "lower `num_gpu_blocks`"),
+        (
+            {"num_gpu_blocks": 3},
+            19 * 10**9,
+            "takes 4 KV blocks of 64 tokens, there are 3: lower `max_model_len`",
+        ),
+        ({"block_size": 32}, 19 * 10**9, "`block_size` is 32; blocks of these tables have 64 tokens"),
+        ({"max_num_seqs": 9}, 19 * 10**9, "the kernel decodes at most 8 rows"),
+    ],
+)
+def test_sizes_that_can_t_be_are_refused_at_the_start(settings, free, message, folder, monkeypatch):
+    pretend(monkeypatch, free=free)
+    with pytest.raises(ConfigError, match=message):
+        open_service(folder, **SIZES | settings)
+
+
+async def test_requests_are_answered_and_an_operator_sees_the_card(folder, monkeypatch):
+    pretend(monkeypatch)
+    service = open_service(folder, **SIZES, num_gpu_blocks=9)
+    try:
+        async with client_of(service) as served:
+            body = {"max_tokens": 5, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+            prompts = ([5], [5, *range(30, 99)], [5, *range(40, 60)])
+            answers = await asyncio.gather(
+                *(served.post("/v1/completions", {"prompt": prompt, **body}) for prompt in prompts)
+            )
+            assert [len(each.json()["choices"][0]["token_ids"]) for each in answers] == [5, 5, 5]
+            info = (await served.client.get("/server_info")).json()
+    finally:
+        service.engine.close()
+    card = info["card"]
+    assert (info["device"], card["name"], card["kv_blocks"], card["block_size"]) == ("cuda", CARD.name, 9, 64)
+    assert [(bucket["rows"], bucket["measured_ns"]) for bucket in card["buckets"]] == [(1, 250_000), (2, 500_000)]
+    assert all(bucket["table_digest"].startswith("sha256:") for bucket in card["buckets"])
+
+
+def test_drawn_weights_need_no_weight_files(tmp_path):
+    write_rounded(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    asked = {"max_tokens": 12, "temperature": 1.0, "seed": 1}
+    config = ServeConfig(model=str(tmp_path), device="cpu", load_format="dummy")
+    texts = ["".join(generate(config, "hello", asked, raw=True)) for _ in range(2)]
+    assert texts[0] == texts[1] != ""
+
+
+async def test_a_kernel_that_stops_ends_streams_health_and_process(folder, monkeypatch, caplog):
+    """As `tests/gpu/test_faults.py` has it on a card, whose report is pretended here."""
+    pretend(monkeypatch)
+    service = open_service(folder, **SIZES)
+    engine = service.engine
+    app = make_app(service, KeyRing((), None), KeyRing((), None))
+    host = Host(uvicorn.Config(app, timeout_graceful_shutdown=2, **http_settings()), service, lambda: engine)
+    bound = socket.create_server(("127.0.0.1", 0))
+    bound.setblocking(False)
+    running = asyncio.ensure_future(host.live(bound))
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{bound.getsockname()[1]}", timeout=30) as client:
+        while not host.started:
+            await asyncio.sleep(0.005)  # uvicorn has no event for this
+        body = {"prompt": [5], "max_tokens": 200, "ignore_eos": True, "stream": True}
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.aiter_lines()
+            assert (await anext(lines)).startswith("data: ")
+            begin, device = time.monotonic(), engine.core.backend.tables[0]
+
+            def stopped():
+                raise KernelStoppedError("the first task that should have fired is L1.merge[0]")
+
+            device.finish, device.is_running = stopped, lambda: False
+            rest = [line async for line in lines]
+        assert time.monotonic() - begin < 5
+        stream = Stream.read("\n".join(rest).lstrip("\n") + "\n")
+        assert len(stream.errors()) == 1
+        assert not stream.is_done
+    assert await running == 1
+    assert "the first task that should have fired is L1.merge[0]" in caplog.text

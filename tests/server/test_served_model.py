@@ -1,0 +1,184 @@
+"""The demo model behind HTTP, on the CPU and on a card: the same tests, and on a card the CPU's tokens.
+
+Where a prompt's KV was computed by a prefill, tokens may part from the CPU's at a near-tie of bfloat16, and so may
+those of a cached run from those of one that is not. A prompt of one token has no prefill.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import jsonschema
+import pytest
+from support.served_model import client_of, open_service, write_rounded
+from support.serving import USER, tool
+
+pytestmark = pytest.mark.anyio
+
+DEVICES = [pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)]
+SIZES = {"max_num_seqs": 4, "max_model_len": 512}
+PROMPTS = [[5, *range(30, 30 + count)] for count in (0, 3, 20, 90, 200)]
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_rounded(tmp_path_factory.mktemp("demo"))
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def service(request, folder):
+    opened = open_service(folder, device=request.param, **SIZES)
+    yield opened
+    opened.engine.close()
+
+
+async def ids_of(served, prompt, **body) -> list[int]:
+    """Ids that follow a prompt; nothing is taken from the cache."""
+    asked = {"prompt": prompt, "max_tokens": 24, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
+    response = await served.post("/v1/completions", {**asked, "cache_salt": str(id(body)), **body})
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["token_ids"]
+
+
+def shared(found: list[int], expected: list[int]) -> int:
+    """How many tokens come before two answers part."""
+    same = [a == b for a, b in zip(found, expected, strict=True)]
+    return same.index(False) if False in same else len(same)
+
+
+async def test_greedy_answers_are_the_cpu_s(service, folder):
+    async with client_of(service) as served:
+        found = await asyncio.gather(*(ids_of(served, prompt) for prompt in PROMPTS))
+    truth = open_service(folder, device="cpu", **SIZES)
+    try:
+        async with client_of(truth) as served:
+            expected = [await ids_of(served, prompt) for prompt in PROMPTS]
+    finally:
+        truth.engine.close()
+    if service.config.device == "cpu":
+        assert found == expected
+    same = sum(map(shared, found, expected))
+    assert same >= 0.6 * sum(map(len, expected)), f"{same} tokens come before answers part from the CPU's"
+    assert [each[0] for each in found] == [each[0] for each in expected]
+
+
+async def test_a_seed_fixes_the_answer_whatever_else_runs(service):
+    body = {"temperature": 1.0, "top_p": 0.9, "seed": 11, "max_tokens": 40}
+    async with client_of(service) as served:
+        alone = await ids_of(served, [40], **body)
+        among, *_ = await asyncio.gather(
+            ids_of(served, [40], **body), *(ids_of(served, prompt, temperature=1.0, seed=3) for prompt in PROMPTS * 2)
+        )
+        other = await ids_of(served, [40], **body | {"seed": 12})
+    assert among == alone
+    assert other != alone
+
+
+async def test_a_stream_says_what_a_whole_answer_says(service):
+    async with client_of(service) as served:
+        body = {"messages": USER, "seed": 4, "max_tokens": 60, "temperature": 1.0, "reasoning_effort": "none"}
+        whole = (await served.post("/v1/chat/completions", body)).json()["choices"][0]
+        stream = await served.chat_stream(**body)
+    assert stream.content() == (whole["message"]["content"] or "")
+    assert stream.finishes() == [whole["finish_reason"]]
+    assert stream.is_done
+
+
+async def test_forms_are_kept_beside_rows_that_are_free(service):
+    schema = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SCHEMA}}
+    body = {"messages": USER, "response_format": schema, "reasoning_effort": "none", "max_tokens": 200, "seed": 1}
+    async with client_of(service) as served:
+        formed, *free = await asyncio.gather(
+            served.post("/v1/chat/completions", body), *(ids_of(served, prompt) for prompt in PROMPTS[:3])
+        )
+        again = [await ids_of(served, prompt) for prompt in PROMPTS[:1]]
+    jsonschema.validate(json.loads(formed.json()["choices"][0]["message"]["content"]), SCHEMA)
+    assert free[:1] == again
+
+
+async def test_a_required_call_is_made(service):
+    declared = tool("trip", **SCHEMA["properties"])
+    body = {"messages": USER, "tools": [declared], "tool_choice": "required", "max_tokens": 300, "seed": 2}
+    async with client_of(service) as served:
+        choice = (await served.post("/v1/chat/completions", {**body, "reasoning_effort": "none"})).json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    (call, *_) = choice["message"]["tool_calls"]
+    jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMA)
+
+
+async def test_log_probabilities_bias_and_choices_are_there(service):
+    async with client_of(service) as served:
+        body = {"prompt": [5, 50], "max_tokens": 6, "logprobs": 3, "n": 2, "temperature": 1.0, "seed": 1}
+        choices = (await served.post("/v1/completions", body)).json()["choices"]
+        assert all(len(each["logprobs"]["tokens"]) == 6 for each in choices)
+        assert all(value <= 0 for each in choices for value in each["logprobs"]["token_logprobs"])
+        biased = await ids_of(served, [5, 50], logit_bias={"77": 100}, max_tokens=5)
+    assert biased == [77] * 5
+
+
+async def test_a_cached_prompt_gives_the_answer_that_it_gave(service):
+    async with client_of(service) as served:
+        body = {"cache_salt": "same", "max_tokens": 16}
+        first, second = [await ids_of(served, PROMPTS[-1], **body) for _ in range(2)]
+        usage = (await served.post("/v1/completions", {"prompt": PROMPTS[-1], "max_tokens": 1, **body})).json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= 128
+    assert first[0] == second[0]
+    assert shared(second, first) >= 4
+
+
+@pytest.mark.parametrize("device", DEVICES)
+async def test_rows_that_lose_their_pages_give_the_answers_that_they_give_alone(device, folder):
+    service = open_service(folder, device=device, max_num_seqs=2, max_model_len=256, num_gpu_blocks=5)
+    try:
+        async with client_of(service) as served:
+            prompts = ([5, *range(30, 130)], [5, *range(40, 140)])
+            alone = [await ids_of(served, prompt, max_tokens=120) for prompt in prompts]
+            assert served.engine.stats().preemptions == 0
+            found = await asyncio.gather(*(ids_of(served, prompt, max_tokens=120) for prompt in prompts))
+            assert served.engine.stats().preemptions > 0
+    finally:
+        service.engine.close()
+    same = sum(map(shared, found, alone))
+    assert same == 240 if device == "cpu" else same >= 80, f"{same} of 240 tokens come before answers part"
+
+
+async def test_a_client_that_goes_away_frees_its_row(service):
+    async with client_of(service) as served:
+        body = {"prompt": [5], "max_tokens": 400, "ignore_eos": True, "stream": True}
+        posting = [asyncio.ensure_future(served.post("/v1/completions", body)) for _ in range(6)]
+        async with asyncio.timeout(20):
+            while served.engine.stats().running < 4:
+                await asyncio.sleep(0.005)  # it tells only those who ask
+        beside = asyncio.ensure_future(ids_of(served, [41], max_tokens=30))
+        for each in posting:
+            each.cancel()
+        await asyncio.gather(*posting, return_exceptions=True)
+        assert len(await beside) == 30
+
+
+async def test_an_answer_ends_at_the_window(service):
+    async with client_of(service) as served:
+        found = await served.post("/v1/completions", {"prompt": [5] * 480, "max_tokens": 32, "ignore_eos": True})
+        assert found.json()["usage"]["completion_tokens"] == 32
+        assert found.json()["choices"][0]["finish_reason"] == "length"
+        refused = await served.post("/v1/completions", {"prompt": [5] * 512, "max_tokens": 1})
+    assert refused.status_code == 400
+
+
+async def test_an_operator_sees_what_is_served_and_how_fast(service):
+    async with client_of(service) as served:
+        info = (await served.client.get("/server_info")).json()
+    assert info["device"] == service.config.device
+    if info["device"] == "cpu":
+        assert info["card"] is None
+        return
+    assert [bucket["rows"] for bucket in info["card"]["buckets"]] == [1, 2, 4]
+    assert all(bucket["measured_ns"] > 1000 for bucket in info["card"]["buckets"])
+    assert info["card"]["prefill_scratch_bytes"] > 0
