@@ -50,6 +50,10 @@ class Costs(Frozen):
     work_stretch: Positive  # threads' cycles under load, over cycles at the nominal clock
     l2_bytes_per_ns: Positive  # activations read by an SM's run through L2
 
+    def consume_ns(self, num_bytes: int) -> float:
+        """What consumers spend on a copy of so many bytes that they only read."""
+        return self.consume_copy_ns + num_bytes / self.consume_bytes_per_ns
+
 
 class HardwareSpec(Frozen):
     """One chip. `sources` names where each number comes from, by dotted key."""

@@ -19,7 +19,7 @@ class WorkCosts(Frozen):
     """Cycles; each is spent once by an SM whose staged rows are not yet those that a task needs."""
 
     multiply: float = Field(default=0.0, ge=0)
-    """A warp, per KiB of a product's copy; warps take copies in turn. Estimate: hidden behind the next copies."""
+    """A warp, per KiB of a product's copy, reading it included; warps take copies in turn. Estimate: all is reading."""
     finish: float = Field(default=300.0, ge=0)
     """After a task's last copy: sum over warps, store, fence. Estimate; with a start of 700, the skeleton's 1000."""
     norm: float = Field(default=700.0, ge=0)

@@ -75,7 +75,9 @@ def _kernel(step: BuiltStep, op: Op, chip: HardwareSpec, loads: Numbers, reads: 
     topk_ns = chip.cycles_ns(work.with_rows(work.topk, rows)) if finds_experts else 0.0
     num_sms = min(chip.num_sms, len(op.tasks))
     attention = Attention(step, chip) if op.kind is TaskKind.ATTEND else None
-    multiply_ns = chip.cycles_ns(work.multiply * step.choices.ring.copy_bytes / KIB) / CONSUMER_WARPS
+    copy_bytes = step.choices.ring.copy_bytes
+    each_ns = chip.cycles_ns(work.multiply * copy_bytes / KIB) / CONSUMER_WARPS
+    multiply_ns = max(each_ns - chip.costs.consume_ns(copy_bytes), 0.0)
     label = Label(op.name, path=op.path.value, layer=op.layer)
     lists: list[list[Record]] = [[] for _ in range(num_sms)]
     for idx, (load_bytes, read_bytes) in enumerate(zip(loads.tolist(), reads.tolist(), strict=True)):

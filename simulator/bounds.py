@@ -92,7 +92,7 @@ def _busiest_sm_ns(step: BuiltStep, chip: HardwareSpec, workload: Workload) -> f
     sm_of = np.repeat(np.arange(table.num_sms), np.diff(table.offsets))
     copies = np.bincount(sm_of, -(-loads // ring.copy_bytes), table.num_sms)
     issue_ns = costs.issue_ns if ring.in_flight_cap_bytes is None else costs.issue_capped_ns
-    per_copy_ns = max(issue_ns, costs.consume_copy_ns + ring.copy_bytes / costs.consume_bytes_per_ns)
+    per_copy_ns = max(issue_ns, costs.consume_ns(ring.copy_bytes))
     received = np.bincount(sm_of, loads, table.num_sms)
     return float(max(copies.max() * per_copy_ns, received.max() / chip.sm_bytes_per_ns))
 

@@ -55,7 +55,7 @@ class Consumers:
         self._times = times
         self._producer = producer
         self._copy_bytes = shared.ring.copy_bytes
-        self._read_ns = costs.consume_copy_ns + self._copy_bytes / costs.consume_bytes_per_ns
+        self._read_ns = costs.consume_ns(self._copy_bytes)
         self._step_ns = 0.0  # per copy of the running record
         self._l2_ns_per_byte = 1.0 / costs.l2_bytes_per_ns
         self.run = 0  # record being run, or waited for

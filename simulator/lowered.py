@@ -117,6 +117,7 @@ class _Translation:
         self._plan = work.plan
         self._ns = chip.cycles_ns
         self._multiply_ns = chip.cycles_ns(work.multiply * step.choices.ring.copy_bytes / KIB)  # a copy, by one warp
+        self._read_ns = chip.costs.consume_ns(step.choices.ring.copy_bytes)
         self._attention = Attention(step, chip)
 
     def sm(self, rows: Iterable[tuple[int, int, int, int, int]]) -> Iterator[Record]:
@@ -155,7 +156,8 @@ class _Translation:
             return self._attention.copy_ns(load_bytes), 0.0
         if not load_bytes:
             return 0.0, 0.0
-        return self._multiply_ns / CONSUMER_WARPS, self._multiply_ns * (1.0 - 1.0 / CONSUMER_WARPS)
+        each_ns = self._multiply_ns / CONSUMER_WARPS
+        return max(each_ns - self._read_ns, 0.0), self._multiply_ns - each_ns
 
     def _record(self, packed: np.void, demand: _Demand) -> Record:
         op = self._ops[demand.op_idx]

@@ -114,7 +114,7 @@ def demand_of(run: StepRun) -> Demand:
     """What the tasks of a simulated step asked for."""
     flat = [record for records in run.lowered.program.sms for record in records]
     costs, copy_bytes = run.chip.costs, run.step.choices.ring.copy_bytes
-    read_ns = costs.consume_copy_ns + copy_bytes / costs.consume_bytes_per_ns
+    read_ns = costs.consume_ns(copy_bytes)
     copies = -(-run.lowered.cost.load_bytes // copy_bytes)
     signal, work, each = np.empty(len(flat)), np.empty(len(flat)), np.empty(len(flat))
     signal[run.lowered.task_of] = [record.signal.work_ns if record.signal else 0.0 for record in flat]

@@ -1,6 +1,6 @@
 """The simulator as a judge of plans: orders of North's phases, as a computing kernel on a card ranked them.
 
-Five works of `configs/hardware/h200.toml` are fitted to every other variant of this record, the others were kept for
+Four works of `configs/hardware/h200.toml` are fitted to every other variant of this record, the others were kept for
 checking; the model's structure was chosen while looking at all of them. Within one bucket a judge that counts bytes, or
 bytes and hand-offs, says the same of every order: that is what skill is measured against.
 """
