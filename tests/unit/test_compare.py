@@ -158,7 +158,7 @@ def with_costs(chip, **costs):
 
 @pytest.mark.parametrize("part", ["duration_ns", "wait_ns", "contention_ns"])
 def test_what_slows_a_simulated_card_down_is_the_part_that_grows(part):
-    # Without queues before hand-offs, stragglers, and releases that wait for copies, the causes don't act on each other.
+    # Without queues before hand-offs, stragglers, and releases that wait, the causes don't act on each other.
     chip = with_costs(north.chip(), handoff_queue_share=0.0, poll_queue_share=0.0, straggle_queue_share=0.0)
     slower = tuple(each.model_copy(update={"bytes_per_ns": 0.9 * each.bytes_per_ns}) for each in chip.ceilings)
     longer = chip.work.model_copy(update={"finish": chip.work.finish + 2000.0})
