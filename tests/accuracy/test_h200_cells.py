@@ -54,8 +54,8 @@ def test_all_cells_meet_the_bars_in_fast_mode(cells, fast_ms, half):
     assert caps >= 0.95 * all_caps
     assert caps + orders >= 0.95 * (all_caps + all_orders)
     if half == "all":
-        # Of 36 pairs of orders seven are wrong, all with work and a deep queue (tests/bench/LOG.md): 81%.
-        assert orders >= 0.8 * all_orders
+        # Of 36 pairs of orders four are wrong, three without a cap (tests/bench/LOG.md): 89%.
+        assert orders >= 0.88 * all_orders
 
 
 @pytest.mark.timeout(600)
