@@ -43,13 +43,14 @@ def test_a_simulated_card_is_found_again():
     card = base.model_copy(
         update={"costs": base.costs.model_copy(update={"consume_copy_ns": 90.0, "handoff_queue_share": 1.6})}
     )
-    found = calibrate(base, measurement(), cells(card, 4), "card.json", rounds=2, every=1)
+    # eight cells: a simulation's grain of a percent leads a descent over four astray
+    found = calibrate(base, measurement(), cells(card, 8), "card.json", rounds=2, every=1)
     assert fitted_costs(base) == ("consume_copy_ns", "handoff_queue_share")
     assert found.fitted.mape < 0.01
     assert found.chip.costs.handoff_queue_share == pytest.approx(1.6, rel=0.15)
     assert "95% within" in found.chip.sources["costs.handoff_queue_share"]
     assert "card.json, a card, 2026-11-30" in found.chip.sources["ceilings"]
-    assert json.loads(json.dumps(found.to_json()))["fitted"]["samples"] == 4
+    assert json.loads(json.dumps(found.to_json()))["fitted"]["samples"] == 8
 
 
 def test_too_few_skeletons_for_the_constants_are_refused():

@@ -140,7 +140,7 @@ def test_the_bandwidth_curve_is_near_what_the_memory_served(name, monkeypatch):
     truth = np.histogram(ends, bins=200, range=(0.0, walk.total_ns), weights=sizes)[0]
     mine = found.bytes_per_ns * found.bin_ns
     assert mine.sum() == pytest.approx(sizes.sum())
-    assert np.abs(np.cumsum(mine) - np.cumsum(truth)).max() < 0.25 * step.table.num_sms * step.choices.ring.bytes
+    assert np.abs(np.cumsum(mine) - np.cumsum(truth)).max() < 0.5 * step.table.num_sms * step.choices.ring.bytes
     assert np.corrcoef(mine, truth)[0, 1] > 0.8
     assert found.bytes_per_ns.max() <= 1.001 * run.chip.ceiling_bytes_per_ns(step.table.num_sms)
     assert found.ring_most.max() <= step.choices.ring.bytes
