@@ -61,9 +61,10 @@ def test_times_are_met(measured, simulated):
     assert mean_error(measured, dict(list(simulated.items())[1::2])) <= 0.03
 
 
-def test_two_words_a_counter_are_judged_as_on_the_card(measured, simulated):
+def test_two_words_a_counter_change_as_little_as_on_the_card(measured, simulated):
+    """By 1.4% at most, and with either sign: four later pairs on a card had attention first 0.8% slower with two."""
     for one, two in (("candidate 14", "attention first, two words"), ("hand plan", "hand plan, two words")):
-        assert (simulated[two] < simulated[one]) == (measured[two] < measured[one])
+        assert simulated[two] / simulated[one] == pytest.approx(measured[two] / measured[one], abs=0.02)
 
 
 def _without_order(choices: Choices) -> Choices:
