@@ -110,11 +110,11 @@ async def test_every_turn_of_a_session_goes_where_the_first_one_went():
 
 async def test_a_drained_replica_loses_no_stream_and_its_sessions_go_on_elsewhere():
     async with two_replicas() as (replicas, client):
-        running = [asyncio.ensure_future(ask(client, session(number, 2), stream=True, seed=99)) for number in range(6)]
-        await until_running(replicas, 6)
+        running = [asyncio.ensure_future(ask(client, session(number, 2), stream=True, seed=99)) for number in range(8)]
+        await until_running(replicas, 8)
         assert min(each.engine.stats().running for each in replicas) > 0, "all went to one replica"
         replicas[0].host.handle_exit(signal.SIGTERM, None)
-        for number in range(6):
+        for number in range(8):
             await ask(client, session(number, 3))
         for response in await asyncio.gather(*running):
             found = Stream.read(response.text)
