@@ -6,15 +6,10 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from megakernel.config import ConfigError
-from megakernel.families import read_model
-from megakernel.model import ModelSpec
-from megakernel.tiling import Rounding
-from runtime.weights import Weights, pack_weights
 
 INDEX = "model.safetensors.index.json"
 
@@ -50,12 +45,6 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._file_of)
-
-
-def load_checkpoint(folder: str | Path, rounding: Rounding, dtype: torch.dtype) -> tuple[ModelSpec, Weights]:
-    """A folder's model, packed; ConfigError says which file or tensor is missing or of the wrong shape."""
-    model = read_model(Path(folder))
-    return model, pack_weights(model, Checkpoint(Path(folder)), rounding, dtype)
 
 
 def _files(folder: Path) -> list[Path]:

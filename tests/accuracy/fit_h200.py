@@ -19,11 +19,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import numpy as np
 from support.h200 import CHIP, Cell, Figures, figures, load_cells, simulate_cells
+from support.refit import refit
 
 from megakernel.hardware import HardwareSpec, load_hardware
-from simulator.fit import fit
 
 FIT_STRIDE = 5  # every fifth cell of the fitted half is enough to tell steps apart
 
@@ -87,20 +86,14 @@ def fitted_constants(chip: HardwareSpec) -> list[str]:
 def fitted(chip: HardwareSpec, cells: list[Cell], *, rounds: int, exact: bool) -> HardwareSpec:
     """Fit the chip's constants to every so many of `cells`; prints them and their intervals."""
     cells = cells[::FIT_STRIDE]
-
-    def changed(values: dict[str, float]) -> HardwareSpec:
-        return chip.model_copy(update={"costs": chip.costs.model_copy(update=values)})
-
-    found = fit(
-        {name: getattr(chip.costs, name) for name in fitted_constants(chip)},
-        np.array([cell.ms for cell in cells]),
-        lambda values: np.array(simulate_cells(cells, changed(values), exact=exact)),
-        rounds=rounds,
-        progress=lambda number, error, values: print(f"round {number}: {error:.5f} {values}", flush=True),
+    return refit(
+        chip,
+        "costs",
+        fitted_constants(chip),
+        [cell.ms for cell in cells],
+        lambda changed: simulate_cells(cells, changed, exact=exact),
+        rounds,
     )
-    for each in found.constants:
-        print(f"{each.name} = {each.value:.4g}  # 95% within {each.low:.3g} to {each.high:.3g}")
-    return changed(found.values)
 
 
 if __name__ == "__main__":

@@ -19,13 +19,12 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
-import numpy as np
 from support.contest import contest, mean_error, measured_ms, regret, simulated_ms, spearman
+from support.refit import refit
 
 from megakernel.assets import asset
 from megakernel.hardware import HardwareSpec, load_hardware
 from megakernel.work import WorkCosts
-from simulator.fit import Values, fit
 
 CONTEST = "north-h200-orders"
 SHIPPED = f"configs/measurements/{CONTEST}.json"
@@ -81,19 +80,14 @@ def fitted(chip: HardwareSpec, names: tuple[str, ...], rounds: int) -> HardwareS
     record = contest(SHIPPED)
     measured = measured_ms(record)
 
-    def changed(values: Values) -> HardwareSpec:
-        return chip.model_copy(update={"work": chip.work.model_copy(update=values)})
-
-    found = fit(
-        {name: getattr(chip.work, name) for name in fitted_constants(chip)},
-        np.array([measured[name] for name in names]),
-        lambda values: np.array(list(simulated_ms(record, changed(values), names).values())),
-        rounds=rounds,
-        progress=lambda number, error, values: print(f"round {number}: {error:.5f} {values}", flush=True),
+    return refit(
+        chip,
+        "work",
+        fitted_constants(chip),
+        [measured[name] for name in names],
+        lambda changed: list(simulated_ms(record, changed, names).values()),
+        rounds,
     )
-    for each in found.constants:
-        print(f"{each.name} = {each.value:.4g}  # 95% within {each.low:.3g} to {each.high:.3g}")
-    return changed(found.values)
 
 
 if __name__ == "__main__":

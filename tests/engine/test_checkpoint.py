@@ -10,9 +10,11 @@ from support import tiny_models
 from support.engines import request, run, solo, tiny, tiny_backend
 
 from megakernel.config import ConfigError
+from megakernel.families import read_model
 from runtime.engine import EngineCore
-from runtime.engine.checkpoint import INDEX, load_checkpoint
+from runtime.engine.checkpoint import INDEX, Checkpoint
 from runtime.engine.cpu_backend import CpuBackend
+from runtime.weights import pack_weights
 
 TEXT = list(range(20, 50))
 
@@ -29,7 +31,8 @@ def test_a_saved_folder_gives_the_same_answers(family: str, shard: str, tmp_path
     model.save_pretrained(tmp_path, max_shard_size=shard)
     assert (tmp_path / INDEX).exists() == (shard == "100KB")
     rounding = tiny_models.choices_for(spec).rounding
-    loaded, weights = load_checkpoint(tmp_path, rounding, torch.float64)
+    loaded = read_model(tmp_path)
+    weights = pack_weights(loaded, Checkpoint(tmp_path), rounding, torch.float64)
     assert loaded == spec
     backend = CpuBackend(loaded, weights, page_tokens=8, pages=tiny_backend(family).pages)
     each = request("a", TEXT, 10)
@@ -44,7 +47,7 @@ def test_what_is_missing_or_damaged_is_named(tmp_path) -> None:
 
     def refusal() -> str:
         with pytest.raises(ConfigError) as error:
-            load_checkpoint(tmp_path, rounding, torch.float32)
+            pack_weights(read_model(tmp_path), Checkpoint(tmp_path), rounding, torch.float32)
         return str(error.value)
 
     whole = shards[1].read_bytes()

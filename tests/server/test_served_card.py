@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 
-import httpx2 as httpx
 import pytest
-import uvicorn
 from support.pretend_card import CARD, pretend
 from support.process import Process
 from support.served_model import client_of, open_service, write_rounded
-from support.serving import Stream
+from support.serving import Stream, hosted
 
 from megakernel.config import ConfigError
 from runtime.gpu.launch import KernelStoppedError
-from runtime.server.app import make_app
-from runtime.server.auth import KeyRing
 from runtime.server.config import ServeConfig
-from runtime.server.connection import http_settings
 from runtime.server.loading import CARD_TOKENS, place
 from runtime.server.offline import generate
-from runtime.server.run import Host
 
 pytestmark = pytest.mark.anyio
 
@@ -125,20 +118,12 @@ async def test_a_kernel_that_stops_ends_streams_health_and_process(folder, monke
     """As `tests/gpu/test_faults.py` has it on a card, whose report is pretended here."""
     pretend(monkeypatch)
     service = open_service(folder, **SIZES)
-    engine = service.engine
-    app = make_app(service, KeyRing((), None), KeyRing((), None))
-    host = Host(uvicorn.Config(app, timeout_graceful_shutdown=2, **http_settings()), service, lambda: engine)
-    bound = socket.create_server(("127.0.0.1", 0))
-    bound.setblocking(False)
-    running = asyncio.ensure_future(host.live(bound))
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{bound.getsockname()[1]}", timeout=30) as client:
-        while not host.started:
-            await asyncio.sleep(0.005)  # uvicorn has no event for this
+    async with hosted(service) as at:
         body = {"prompt": [5], "max_tokens": 200, "ignore_eos": True, "stream": True}
-        async with client.stream("POST", "/v1/completions", json=body) as response:
+        async with at.client.stream("POST", "/v1/completions", json=body) as response:
             lines = response.aiter_lines()
             assert (await anext(lines)).startswith("data: ")
-            begin, device = time.monotonic(), engine.core.backend.tables[0]
+            begin, device = time.monotonic(), service.engine.core.backend.tables[0]
 
             def stopped():
                 raise KernelStoppedError("the first task that should have fired is L1.merge[0]")
@@ -149,5 +134,5 @@ async def test_a_kernel_that_stops_ends_streams_health_and_process(folder, monke
         stream = Stream.read("\n".join(rest).lstrip("\n") + "\n")
         assert len(stream.errors()) == 1
         assert not stream.is_done
-    assert await running == 1
+        assert await at.running == 1
     assert "the first task that should have fired is L1.merge[0]" in caplog.text

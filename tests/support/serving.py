@@ -380,6 +380,29 @@ async def listening(
     """The server on a loopback socket, as `runtime serve` runs it."""
     script = script or Script(*parts)
     service = service_of(script, **options)
+    async with hosted(service, keys=keys, admin_keys=admin_keys) as at:
+        served = Served(at.client, service, script, at.url, at.host)
+        yield served
+        if not at.running.done():
+            await no_leak(served, dies=dies)
+    assert at.running.result() == (1 if dies else 0)
+
+
+@dataclass(frozen=True)
+class Hosted:
+    """A served socket, a client of it, and the run that ends with the process' exit code."""
+
+    client: httpx.AsyncClient
+    url: str
+    host: Host
+    running: asyncio.Future[int]
+
+
+@asynccontextmanager
+async def hosted(
+    service: Service, *, keys: Iterable[str] = (), admin_keys: Iterable[str] = ()
+) -> AsyncIterator[Hosted]:
+    """A service whose engine runs, on a loopback socket, as `runtime serve` hosts it."""
     engine = service.engine
     assert engine is not None
     app = make_app(service, KeyRing(keys, None), KeyRing(admin_keys, None))
@@ -390,17 +413,13 @@ async def listening(
     url = f"http://127.0.0.1:{bound.getsockname()[1]}"
     running = asyncio.ensure_future(host.live(bound))
     async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-        served = Served(client, service, script, url, host)
         try:
             while not host.started:
                 await asyncio.sleep(0.005)  # uvicorn has no event for this
-            yield served
-            if not running.done():
-                await no_leak(served, dies=dies)
+            yield Hosted(client, url, host, running)
         finally:
             host.should_exit = True
-            code = await running
-            assert code == (1 if dies else 0)
+            await running
 
 
 async def no_leak(served: Served, *, dies: bool = False) -> None:
