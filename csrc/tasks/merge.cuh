@@ -15,7 +15,8 @@ struct Merge {
   }
 
  private:
-  static constexpr uint32_t kAhead = 4;  // chunks of a warp that are asked for together
+  // Chunks of a warp, or peaks of a lane, that are asked for together: a window's in one trip, as registers allow.
+  static constexpr uint32_t kAhead = spec::kRows == 1 ? 8 : 5;
 
   // Some chunks of a head: what each lane reads of them.
   struct Chunks {
@@ -70,9 +71,17 @@ struct Merge {
     Chunks asked;
     asked.load(sums, stats, context.warp, chunks, has_dims);
     float peak = -ptx::kInfinity;
-#pragma unroll 2
-    for (uint32_t chunk = context.lane; chunk < chunks; chunk += spec::kWarpThreads) {
-      peak = fmaxf(peak, __uint_as_float(ptx::load_relaxed_gpu(stats + chunk).x));
+#pragma unroll 1
+    for (uint32_t begin = context.lane; begin < chunks; begin += kAhead * spec::kWarpThreads) {
+      float peaks[kAhead];
+#pragma unroll
+      for (uint32_t ahead = 0; ahead < kAhead; ++ahead) {
+        const uint32_t chunk = begin + ahead * spec::kWarpThreads;
+        peaks[ahead] = -ptx::kInfinity;
+        if (chunk < chunks) peaks[ahead] = __uint_as_float(ptx::load_relaxed_gpu(stats + chunk).x);
+      }
+#pragma unroll
+      for (uint32_t ahead = 0; ahead < kAhead; ++ahead) peak = fmaxf(peak, peaks[ahead]);
     }
 #pragma unroll
     for (uint32_t step = 16; step > 0; step /= 2) peak = fmaxf(peak, __shfl_xor_sync(core::kAllLanes, peak, step));
