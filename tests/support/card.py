@@ -73,6 +73,9 @@ def best_step(model: ModelSpec, rows: int, max_tokens: int, nominal_tokens: int 
     """A step of real geometry by the choices that measured best, with as many stages as the rows leave room for."""
     bucket = Bucket(rows=rows, max_context_tokens=max_tokens, nominal_context_tokens=nominal_tokens or max_tokens)
     choices = best_choices(model)
+    # The hand's 32 tasks merge the heads of one row; more rows bring more heads.
+    cut = choices.cut.model_copy(update={"merge": min(choices.cut.merge * rows, chip().num_sms)})
+    choices = choices.model_copy(update={"cut": cut})
     ring = choices.ring
     stages = min(ring.stages, limits.most_stages(model, bucket, choices, chip()))
     return build_step(
