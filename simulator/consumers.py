@@ -7,6 +7,7 @@ and the end of a record. Built by `sm.py`; frees stages for `producer.py`.
 
 from collections import deque
 
+from megakernel.workspace import CONSUMER_WARPS
 from simulator.producer import Producer, Shared
 from simulator.program import Record
 from simulator.result import SmTimes
@@ -21,8 +22,11 @@ class Consumers:
         "_copy_bytes",
         "_counters",
         "_done_ns",
+        "_early",
         "_end_timer",
+        "_ended",
         "_env",
+        "_fetch_ns",
         "_fetched",
         "_has_polled",
         "_l2_ns_per_byte",
@@ -30,14 +34,18 @@ class Consumers:
         "_opened",
         "_producer",
         "_read_ns",
+        "_ready_ns",
         "_records",
         "_ring",
         "_run_since_ns",
         "_signal_left_timer",
         "_signal_timer",
+        "_signals",
         "_step_ns",
         "_times",
+        "_turned",
         "_unused",
+        "_warp_ns",
         "awaits_load",
         "run",
         "running",
@@ -57,6 +65,13 @@ class Consumers:
         self._copy_bytes = shared.ring.copy_bytes
         self._read_ns = costs.consume_ns(self._copy_bytes)
         self._step_ns = 0.0  # per copy of the running record
+        self._warp_ns = 0.0  # of which one warp's, and what it fetches before
+        self._fetch_ns = 0.0
+        self._ready_ns = 0.0  # when its warps could begin
+        self._turned = shared.ring.stages - CONSUMER_WARPS - 1  # from a copy's number to the one before in its warp
+        self._early = 0  # copies still to be used before the early signal
+        self._signals = False  # an early signal is still to be sent
+        self._ended = False  # all else of its record is done
         self._l2_ns_per_byte = 1.0 / costs.l2_bytes_per_ns
         self.run = 0  # record being run, or waited for
         self._has_polled = False  # its counters
@@ -118,10 +133,15 @@ class Consumers:
         times.run_start_ns[run] = now_ns
         times.run_wait_ns += now_ns - since_ns
         signal = self._records[run].signal
-        if signal is not None:
-            self._signal_timer.arm(now_ns + signal.work_ns, now_ns)
+        if signal is None:
+            self._use(now_ns, 0.0)
+        elif signal.copies:
+            self._early = signal.copies
+            self._signals = True
+            self._use(now_ns, signal.work_ns)
         else:
-            self._use(now_ns)
+            self._signals = True
+            self._signal_timer.arm(now_ns + signal.work_ns, now_ns)
 
     def _signal(self, now_ns: float) -> None:
         self._signal_left_timer.arm(self._counters.leaves_ns(now_ns, self._producer.in_flight_until(now_ns)), now_ns)
@@ -130,15 +150,22 @@ class Consumers:
         signal = self._records[self.run].signal
         assert signal is not None
         self._counters.arrive(signal.counter, now_ns)
-        self._use(now_ns)
+        self._signals = False
+        if not signal.copies:
+            self._use(now_ns, 0.0)
+        elif self._ended:
+            self._finish(now_ns)
 
-    def _use(self, now_ns: float) -> None:
+    def _use(self, now_ns: float, signal_ns: float) -> None:
         """Work, then use what has been fetched of the record."""
         run = self.run
         record = self._records[run]
-        ready_ns = now_ns + record.work_ns + record.other_bytes * self._l2_ns_per_byte
+        ready_ns = now_ns + signal_ns + record.work_ns + record.other_bytes * self._l2_ns_per_byte
         self._done_ns = ready_ns
-        self._step_ns = self._read_ns + record.copy_ns
+        self._ready_ns = ready_ns
+        step_ns = self._step_ns = self._read_ns + record.copy_ns
+        self._fetch_ns = record.fetch_ns
+        self._warp_ns = record.warp_ns if record.warp_ns > step_ns else step_ns
         self.running = run
         self._unused = -(-record.load_bytes // self._copy_bytes)
         if not self._unused:
@@ -153,13 +180,42 @@ class Consumers:
         if producer.awaits_run:
             producer.run_started(now_ns)
 
+    def _lead(self, first: int, num: int, landed_ns: float, now_ns: float) -> None:
+        """Use copies that lead to the early signal, all warps on each; the signal leaves while the next ones are used."""
+        signal = self._records[self.run].signal
+        assert signal is not None
+        step_ns, ring = signal.copy_ns, self._ring
+        done_ns = max(self._done_ns + num * step_ns, landed_ns + step_ns)
+        self._done_ns = self._ready_ns = done_ns
+        ring.stage_free_ns += spread(done_ns, step_ns, num)
+        ring.consumed = first + num
+        self._unused -= num
+        self._early -= num
+        if not self._early:
+            self._signal_timer.arm(done_ns, now_ns)
+        if not self._unused:
+            self._end_timer.arm(done_ns + self._records[self.run].compute_ns, now_ns)
+
     def consume(self, first: int, num: int, landed_ns: float, now_ns: float) -> None:
         """Use a batch of the running record as soon as it is there and the consumers are free."""
         step_ns, ring = self._step_ns, self._ring
+        if self._early:
+            early = min(self._early, num)
+            self._lead(first, early, landed_ns, now_ns)
+            first += early
+            num -= early
+            if not num:
+                return
         done_ns = self._done_ns + num * step_ns
-        fed_ns = landed_ns + step_ns
+        # The warp of the last copy had the one eight before it, and fetches what it needs while this one is on its way.
+        turned_ns = ring.stage_free_ns[first + num + self._turned]
+        if turned_ns < self._ready_ns:
+            turned_ns = self._ready_ns
+        turned_ns += self._fetch_ns
+        fed_ns = (landed_ns if landed_ns > turned_ns else turned_ns) + self._warp_ns
         if fed_ns > done_ns:
-            self._times.data_wait_ns += fed_ns - done_ns
+            if landed_ns > turned_ns:
+                self._times.data_wait_ns += fed_ns - done_ns
             done_ns = fed_ns
         self._done_ns = done_ns
         if num == 4:  # what fast mode nearly always has
@@ -176,6 +232,10 @@ class Consumers:
             self._end_timer.arm(self._done_ns + self._records[self.run].compute_ns, now_ns)
 
     def _finish(self, now_ns: float) -> None:
+        if self._signals:  # the warp that has the early signal to send is the last to end
+            self._ended = True
+            return
+        self._ended = False
         run = self.run
         self._times.end_ns[run] = now_ns
         self.running = -1

@@ -26,10 +26,15 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """An arrival before the record's end: `work_ns` after its run waits, by the consumers."""
+    """An arrival before the record's end: `work_ns` after its run waits, by the consumers.
+
+    Where the record's first `copies` lead to it, they are used before, all consumers on one and `copy_ns` on each.
+    """
 
     counter: int
     work_ns: float
+    copies: int = 0
+    copy_ns: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +63,11 @@ class Record:
 
     `load_bytes` come in copies of the ring's copy size, the last one possibly shorter. `load_work_ns` is the
     producer's, spent after its load waits. `signal.work_ns` and `work_ns` are the consumers', spent after the run
-    waits and before the first copy is used; `copy_ns` is what they spend on a copy beyond reading it,
-    `compute_ns` follows the last copy. `other_bytes` are read by the run itself through L2. `arrive` counts up when all
-    of that is done. `ahead_bytes` may be fetched before the run waits are met, in whole copies; None: all.
+    waits and before the first copy is used; `copy_ns` is what they spend on a copy beyond reading it, one after another.
+    `warp_ns` is what one warp spends on a copy that has landed while the others, which take copies in turn, go on;
+    `fetch_ns` what it spends before that, from the copy that it had before, landed or not. `compute_ns` follows the
+    last copy. `other_bytes` are read by the run itself through L2. `arrive` counts up when all of that is done.
+    `ahead_bytes` may be fetched before the run waits are met, in whole copies; None: all.
     """
 
     label: Label
@@ -71,6 +78,8 @@ class Record:
     signal: Signal | None = None
     work_ns: float = 0.0
     copy_ns: float = 0.0
+    warp_ns: float = 0.0
+    fetch_ns: float = 0.0
     compute_ns: float = 0.0
     other_bytes: int = 0
     arrive: int | None = None
@@ -147,5 +156,6 @@ class Program:
             raise ProgramError(
                 f"{record.label.name} loads {record.ahead_bytes} bytes ahead, which is no number of copies"
             )
-        if min(record.load_work_ns, record.work_ns, record.copy_ns, record.compute_ns, record.other_bytes) < 0:
+        spent = record.load_work_ns, record.work_ns, record.copy_ns, record.warp_ns, record.fetch_ns, record.compute_ns
+        if min(*spent, record.other_bytes) < 0:
             raise ProgramError(f"{record.label.name} spends a negative time or number of bytes")
