@@ -1,7 +1,8 @@
-"""How long the warps of an SM attend: teams of them take a chunk each, round after round.
+"""How the warps of an SM attend: teams of them take a chunk each, round after round.
 
-Owns the time of a round and how it is spread over the copies that bring the chunks. A last round takes as long as the
-others, however few chunks are left for it. Read by the front ends that lower attention into the simulator's records.
+Owns what a round is made of. All copies of a chunk are held until its sums are added up, so a team frees them at the end
+of its turn; and it needs a whole turn for the last chunks of a task too, however few they are. Read by the front ends that
+lower attention into the simulator's records.
 """
 
 from megakernel.build import BuiltStep
@@ -11,18 +12,13 @@ from megakernel.workspace import chunk_pieces, chunk_teams
 
 
 class Attention:
-    """Rounds of one step on one chip."""
+    """Turns of one step on one chip: copies that all teams hold together, and how long a team works on those it has."""
 
     def __init__(self, step: BuiltStep, chip: HardwareSpec) -> None:
         """Derive them from chunks, copies and the chip's work."""
-        rounding, self._copy_bytes = step.choices.rounding, step.choices.ring.copy_bytes
+        rounding, copy_bytes = step.choices.rounding, step.choices.ring.copy_bytes
         chunk = rounding.chunk_tokens
-        teams = chunk_teams(step.model, rounding, self._copy_bytes)
-        keys = chunk / chunk_pieces(step.model, rounding, self._copy_bytes)
-        self._round_bytes = teams * chunk * 2 * step.model.head_dim * BF16_BYTES
-        self._round_ns = chip.cycles_ns(chip.work.attend * keys)
-
-    def copy_ns(self, load_bytes: int) -> float:
-        """Share of one copy in the rounds of a task that loads `load_bytes`."""
-        copies = -(-load_bytes // self._copy_bytes)
-        return -(-load_bytes // self._round_bytes) * self._round_ns / copies if copies else 0.0
+        teams = chunk_teams(step.model, rounding, copy_bytes)
+        keys = chunk / chunk_pieces(step.model, rounding, copy_bytes)
+        self.turn = max(teams * chunk * 2 * step.model.head_dim * BF16_BYTES // copy_bytes, 1)
+        self.warp_ns = chip.cycles_ns(chip.work.attend * keys)

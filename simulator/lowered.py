@@ -28,6 +28,7 @@ from megakernel.hardware import HardwareSpec
 from megakernel.kinds import TaskKind
 from megakernel.model import BF16_BYTES, ModelSpec, RoutedMlp
 from megakernel.table import read_waits
+from megakernel.workspace import CONSUMER_WARPS
 from simulator.attention import Attention
 from simulator.program import Label, Program, Record, Ring, Signal, Wait
 
@@ -163,11 +164,11 @@ class _Translation:
             run_waits=_met_in_this_step(packed, "run"),
             signal=signal,
             work_ns=0.0 if signal else start_ns,
-            copy_ns=self._attention.copy_ns(demand.load_bytes) if attends else 0.0,
-            warp_ns=0.0 if attends else self._multiply_ns,
+            warp_ns=self._attention.warp_ns if attends else self._multiply_ns,
             fetch_ns=self._fetch_ns if op.kind in _FETCHING else 0.0,
+            turn=self._attention.turn if attends else CONSUMER_WARPS,
             compute_ns=0.0 if is_empty else self._ns(self._finish),
-            other_bytes=demand.read_bytes,
+            other_bytes=0 if op.kind in _FETCHING else demand.read_bytes,
             arrive=arrive if arrive != NONE else None,
         )
 

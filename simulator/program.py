@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from megakernel.arrival import DEFAULT_ARRIVAL, Arrival
+from megakernel.workspace import CONSUMER_WARPS
 
 
 class ProgramError(Exception):
@@ -64,9 +65,9 @@ class Record:
     `load_bytes` come in copies of the ring's copy size, the last one possibly shorter. `load_work_ns` is the
     producer's, spent after its load waits. `signal.work_ns` and `work_ns` are the consumers', spent after the run
     waits and before the first copy is used; `copy_ns` is what they spend on a copy beyond reading it, one after another.
-    `warp_ns` is what one warp spends on a copy that has landed while the others, which take copies in turn, go on;
-    `fetch_ns` what it spends before that, from the copy that it had before, landed or not. `compute_ns` follows the
-    last copy. `other_bytes` are read by the run itself through L2. `arrive` counts up when all of that is done.
+    `warp_ns` is what one warp spends on a copy that has landed while the others, which take copies in turn, go on: its
+    next copy is `turn` further. `fetch_ns` is what it spends before, whether the copy has landed or not. `compute_ns`
+    follows the last copy. `other_bytes` are read by the run itself through L2. `arrive` counts up when all of that is done.
     `ahead_bytes` may be fetched before the run waits are met, in whole copies; None: all.
     """
 
@@ -80,6 +81,7 @@ class Record:
     copy_ns: float = 0.0
     warp_ns: float = 0.0
     fetch_ns: float = 0.0
+    turn: int = CONSUMER_WARPS
     compute_ns: float = 0.0
     other_bytes: int = 0
     arrive: int | None = None
