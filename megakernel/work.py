@@ -20,6 +20,8 @@ class WorkCosts(Frozen):
 
     multiply: float = Field(default=0.0, ge=0)
     """A warp, per KiB of a product's copy, reading it included; warps take copies in turn. Estimate: all is reading."""
+    slice: float = Field(default=0.0, ge=0)
+    """A warp, per slice of a copy: finding it, leaving its sums, adding up. Estimate: hidden."""
     finish: float = Field(default=300.0, ge=0)
     """After a task's last copy: sum over warps, store, fence. Estimate; with a start of 700, the skeleton's 1000."""
     norm: float = Field(default=700.0, ge=0)
@@ -41,17 +43,19 @@ class WorkCosts(Frozen):
     """Embedding rows. Estimate."""
     sample: float = Field(default=2000.0, ge=0)
     """Best of all tiles' best logits, next token and position. Estimate: two trips to L2 and two barriers."""
+    follow: float = Field(default=0.0, ge=0)
+    """Issuer, from a record's last copy to the next one's first. Estimate: none."""
     plan: float = Field(default=1000.0, ge=0)
     """Planner, from a load wait that is met to its copies' addresses. Estimate, too low for the reference plan."""
     ids: float = Field(default=1400.0, ge=0)
     """Planner, routed ids read from L2 before top-k. Measured in a streaming trace: 0.7 us."""
     router_row: float = Field(default=1400.0, ge=0)
-    """From a wait that is met to a task's first router row. Measured there: early signal after 2 us, less the release."""
+    """From a wait that is met to a task's first router row. Measured there: signal after 2 us, less the release."""
     more_rows: float = Field(default=50.0, ge=0)
     """Added to each of these per row beyond the first. Estimate: a row is one warp's, in turns of eight."""
 
     def start_cycles(self, kind: TaskKind, rows: int) -> float:
-        """Cycles of the consumers between run wait and first copy, without the router's; none for a kind that has none."""
+        """Cycles of the consumers between run wait and first copy, without the router's; none for some kinds."""
         start = _STARTS.get(kind)
         return self.with_rows(getattr(self, start), rows) if start else 0.0
 

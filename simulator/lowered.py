@@ -28,19 +28,14 @@ from megakernel.hardware import HardwareSpec
 from megakernel.kinds import TaskKind
 from megakernel.model import BF16_BYTES, ModelSpec, RoutedMlp
 from megakernel.table import read_waits
-from megakernel.workspace import CONSUMER_WARPS
-from simulator.attention import Attention
+from megakernel.workspace import RECORD_SLOTS
 from simulator.program import Label, Program, Record, Ring, Signal, Wait
+from simulator.turns import FETCHING, Turns
 
 _SIGNALS = ["arrive", "early", "num_load_waits", "num_run_waits", "load_waits", "run_waits"]
 
 _STREAM_READERS = frozenset({TaskKind.PROJECT, TaskKind.UP, TaskKind.HEAD})
 """Products over the normalised stream: what one of them has staged, the next one of the same layer finds."""
-
-_FETCHING = frozenset({TaskKind.OUTPUT, TaskKind.DOWN})
-"""Products over rows in device memory: every warp reads those of its copy."""
-
-KIB = 1024
 
 Numbers = npt.NDArray[np.int64]
 
@@ -74,7 +69,7 @@ def lower_program(step: BuiltStep, state: LiveState, chip: HardwareSpec, arrival
         for begin, end in pairwise(table.offsets.tolist())
     )
     shared = Ring(ring.copy_bytes, ring.stages, ring.in_flight_cap_bytes)
-    program = Program(shared, sms, table.num_counters, arrival)
+    program = Program(shared, sms, table.num_counters, arrival, slots=RECORD_SLOTS)
     return Lowered(program, cost, op_of, tasks)
 
 
@@ -117,12 +112,10 @@ class _Translation:
             step.table.records["router_end"].astype(np.int64) - step.table.records["router_begin"]
         ).tolist()
         self._topk += work.ids
-        self._plan = work.plan
+        self._plan, self._follow = work.plan, work.follow
         self._ns = chip.cycles_ns
         self._router_row = work.router_row
-        self._multiply_ns = chip.cycles_ns(work.multiply * self._copy_bytes / KIB)  # a copy, by one warp
-        self._fetch_ns = chip.cycles_ns(work.fetch)
-        self._attention = Attention(step, chip)
+        self._turns = Turns(step, chip)
 
     def sm(self, rows: Iterable[tuple[int, int, int, int, int]]) -> Iterator[Record]:
         """Records of one SM, from number, operator, bytes and signals of each."""
@@ -155,23 +148,24 @@ class _Translation:
         signal = self._signal(early, start_ns, demand.router_rows) if early != NONE else None
         load_waits = _met_in_this_step(packed, "load")
         is_empty = not (demand.load_bytes or demand.read_bytes)
-        attends = op.kind is TaskKind.ATTEND
+        turn = self._turns.of(op.kind)
         return Record(
             label=Label(op.name, path=op.path.value, layer=op.layer),
             load_bytes=demand.load_bytes,
             load_waits=load_waits,
-            load_work_ns=self._ns((self._plan if load_waits else 0.0) + (self._topk if demand.finds_experts else 0.0)),
+            load_work_ns=self._ns(
+                (self._plan if load_waits else self._follow) + (self._topk if demand.finds_experts else 0.0)
+            ),
             run_waits=_met_in_this_step(packed, "run"),
             signal=signal,
             work_ns=0.0 if signal else start_ns,
-            warp_ns=self._attention.warp_ns if attends else self._multiply_ns,
-            fetch_ns=self._fetch_ns if op.kind in _FETCHING else 0.0,
-            turn=self._attention.turn if attends else CONSUMER_WARPS,
+            warp_ns=turn.warp_ns,
+            fetch_ns=turn.fetch_ns,
+            turn=turn.copies,
             compute_ns=0.0 if is_empty else self._ns(self._finish),
-            other_bytes=0 if op.kind in _FETCHING else demand.read_bytes,
+            other_bytes=0 if op.kind in FETCHING else demand.read_bytes,
             arrive=arrive if arrive != NONE else None,
         )
-
 
     def _signal(self, counter: int, start_ns: float, rows: int) -> Signal:
         """The early signal of a task's router rows, which come in copies of as many whole rows as fit."""

@@ -31,7 +31,7 @@ class Shared:
     counters: Counters
     ring: Ring
     batch_copies: int
-    drains: bool
+    slots: int
 
 
 class Sink(Protocol):
@@ -66,7 +66,6 @@ class Producer:
         "_copy_latency_ns",
         "_counters",
         "_delays",
-        "_drains",
         "_env",
         "_has_polled",
         "_held_bytes",
@@ -89,6 +88,7 @@ class Producer:
         "_ring",
         "_ring_full",
         "_sink",
+        "_slots",
         "_stages",
         "_straggle_ns",
         "_straggle_queue_share",
@@ -126,8 +126,8 @@ class Producer:
         self._load_since_ns = 0.0
         self._left_bytes: int = 0  # of the record being loaded
         self._held_bytes: int = 0  # those that wait for its run
-        self._drains = shared.drains
-        self.awaits_end = False  # of the run before, so that the ring is empty
+        self._slots = shared.slots
+        self.awaits_end = False  # of a run, so that a slot is free
         self.awaits_run = False  # of the record being loaded
         self._issued: int = 0  # copies
         self._batch: int = 0  # copies that the issue timer waits for
@@ -152,7 +152,7 @@ class Producer:
             self._plan_issue(now_ns)
 
     def run_ended(self) -> None:
-        """Go on if the record ahead had to end first."""
+        """Go on if a record had to end first."""
         self.awaits_end = False
         self._begin_load()
 
@@ -174,7 +174,7 @@ class Producer:
     def _begin_load(self) -> None:
         records = self._records
         while (load := self.load) < len(records):
-            if self._drains and self._sink.run < load:
+            if load - self._sink.run >= self._slots:
                 self.awaits_end = True
                 return
             record = records[load]

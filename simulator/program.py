@@ -64,11 +64,11 @@ class Record:
 
     `load_bytes` come in copies of the ring's copy size, the last one possibly shorter. `load_work_ns` is the
     producer's, spent after its load waits. `signal.work_ns` and `work_ns` are the consumers', spent after the run
-    waits and before the first copy is used; `copy_ns` is what they spend on a copy beyond reading it, one after another.
-    `warp_ns` is what one warp spends on a copy that has landed while the others, which take copies in turn, go on: its
-    next copy is `turn` further. `fetch_ns` is what it spends before, whether the copy has landed or not. `compute_ns`
-    follows the last copy. `other_bytes` are read by the run itself through L2. `arrive` counts up when all of that is done.
-    `ahead_bytes` may be fetched before the run waits are met, in whole copies; None: all.
+    waits and before the first copy is used; `copy_ns` is what they spend on a copy beyond reading it, one after
+    another. `warp_ns` is what one warp spends on a copy that has landed while the others, which take copies in turn, go
+    on: its next copy is `turn` further. `fetch_ns` is what it spends before, whether the copy has landed or not.
+    `compute_ns` follows the last copy. `other_bytes` are read by the run itself through L2. `arrive` counts up when all
+    of that is done. `ahead_bytes` may be fetched before the run waits are met, in whole copies; None: all.
     """
 
     label: Label
@@ -106,14 +106,15 @@ class Ring:
 class Program:
     """Records per SM in the order in which each SM walks them.
 
-    A program that `drains` empties its rings at every record: nothing is fetched before the record ahead has ended.
+    Of each list at most `slots` records are begun and not ended: nothing is fetched for one more. With one slot rings
+    are drained at every record. None: any number.
     """
 
     ring: Ring
     sms: tuple[tuple[Record, ...], ...]
     num_counters: int
     arrival: Arrival = DEFAULT_ARRIVAL
-    drains: bool = False
+    slots: int | None = None
     arrivals: tuple[int, ...] = field(init=False)  # per counter, over the whole run
     waits: frozenset[Wait] = field(init=False)  # all that anybody waits for
 
