@@ -69,7 +69,7 @@ def lower_program(step: BuiltStep, state: LiveState, chip: HardwareSpec, arrival
         for begin, end in pairwise(table.offsets.tolist())
     )
     shared = Ring(ring.copy_bytes, ring.stages, ring.in_flight_cap_bytes)
-    program = Program(shared, sms, table.num_counters, arrival, slots=RECORD_SLOTS)
+    program = Program(shared, sms, table.num_counters, arrival, RECORD_SLOTS, chip.cycles_ns(chip.work.follow))
     return Lowered(program, cost, op_of, tasks)
 
 
@@ -112,7 +112,7 @@ class _Translation:
             step.table.records["router_end"].astype(np.int64) - step.table.records["router_begin"]
         ).tolist()
         self._topk += work.ids
-        self._plan, self._follow = work.plan, work.follow
+        self._plan = work.plan
         self._ns = chip.cycles_ns
         self._router_row = work.router_row
         self._turns = Turns(step, chip)
@@ -153,9 +153,7 @@ class _Translation:
             label=Label(op.name, path=op.path.value, layer=op.layer),
             load_bytes=demand.load_bytes,
             load_waits=load_waits,
-            load_work_ns=self._ns(
-                (self._plan if load_waits else self._follow) + (self._topk if demand.finds_experts else 0.0)
-            ),
+            load_work_ns=self._ns((self._plan if load_waits else 0.0) + (self._topk if demand.finds_experts else 0.0)),
             run_waits=_met_in_this_step(packed, "run"),
             signal=signal,
             work_ns=0.0 if signal else start_ns,

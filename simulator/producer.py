@@ -32,6 +32,7 @@ class Shared:
     ring: Ring
     batch_copies: int
     slots: int
+    follow_ns: float
 
 
 class Sink(Protocol):
@@ -67,6 +68,7 @@ class Producer:
         "_counters",
         "_delays",
         "_env",
+        "_follow_ns",
         "_has_polled",
         "_held_bytes",
         "_idle_latency_ns",
@@ -127,6 +129,7 @@ class Producer:
         self._left_bytes: int = 0  # of the record being loaded
         self._held_bytes: int = 0  # those that wait for its run
         self._slots = shared.slots
+        self._follow_ns = shared.follow_ns
         self.awaits_end = False  # of a run, so that a slot is free
         self.awaits_run = False  # of the record being loaded
         self._issued: int = 0  # copies
@@ -214,6 +217,7 @@ class Producer:
         times.load_start_ns[load] = times.landed_ns[load] = now_ns
         load_bytes = record.load_bytes
         if load_bytes:
+            self._batch_last_ns += self._follow_ns
             ahead = record.ahead_bytes
             if ahead is None or ahead >= load_bytes:
                 self._left_bytes = load_bytes

@@ -107,7 +107,8 @@ class Program:
     """Records per SM in the order in which each SM walks them.
 
     Of each list at most `slots` records are begun and not ended: nothing is fetched for one more. With one slot rings
-    are drained at every record. None: any number.
+    are drained at every record. None: any number. `follow_ns` pass from the issue of a record's last copy to where the
+    next one's first may be issued.
     """
 
     ring: Ring
@@ -115,6 +116,7 @@ class Program:
     num_counters: int
     arrival: Arrival = DEFAULT_ARRIVAL
     slots: int | None = None
+    follow_ns: float = 0.0
     arrivals: tuple[int, ...] = field(init=False)  # per counter, over the whole run
     waits: frozenset[Wait] = field(init=False)  # all that anybody waits for
 

@@ -28,7 +28,7 @@ def simulate(program: Program, chip: HardwareSpec, *, exact: bool = False) -> Re
     memory = Memory(chip, len(program.sms))
     counters = Counters(env, chip, memory, program)
     batch = 1 if exact else max(1, min(FAST_BATCH_COPIES, FAST_BATCH_BYTES // program.ring.copy_bytes))
-    shared = Shared(env, chip, memory, counters, program.ring, batch, program.slots or maxsize)
+    shared = Shared(env, chip, memory, counters, program.ring, batch, program.slots or maxsize, program.follow_ns)
     sms = [StreamingMultiprocessor(shared, sm, records) for sm, records in enumerate(program.sms)]
     for sm in sms:
         sm.start()

@@ -150,7 +150,7 @@ def test_an_sm_finds_a_layers_experts_once():
             routed = [record for record in sm if record.label.layer == layer and record.label.kind in {"up", "down"}]
             spent = [record.load_work_ns for record in routed]
             work, ns = north.chip().work, north.chip().cycles_ns
-            planned = [ns(work.plan if record.load_waits else work.follow) for record in routed]
+            planned = [ns(work.plan) if record.load_waits else 0.0 for record in routed]
             if layer:
                 planned[0] += ns(work.topk + work.ids)
             assert spent == pytest.approx(planned)
