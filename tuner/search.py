@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from megakernel.build import build_step
 from megakernel.config import ConfigError, canonical_json, digest
@@ -17,13 +18,14 @@ from megakernel.tiling import Rounding
 from megakernel.workload import Bucket, Workload
 from simulator.bounds import bounds
 from tuner.evaluate import Evaluator, SimulatorEvaluator
-from tuner.finals import Finals, Stadium, hold_finals
+from tuner.finals import Finals, Stadium, contenders, hold_finals
 from tuner.journal import BucketJournal, Journal
 from tuner.measure import MeasurerFor
 from tuner.outcome import Rung, Scored
 from tuner.problem import Problem
 from tuner.queue import RemoteWorkers
 from tuner.race import Standing
+from tuner.request import request_toml
 from tuner.rounding import common, settle
 from tuner.search_config import Budget, SearchConfig
 from tuner.space import Space
@@ -117,6 +119,12 @@ def plan_of(problem: Problem, results: tuple[BucketResult, ...], command: str) -
             measured_on=next((each.finals.card for each in results if each.finals), ""),
         ),
     )
+
+
+def contest_toml(problem: Problem, result: BucketResult, folder: Path) -> str:
+    """A measurement file, to lie in `folder`, of those whom a card should be asked about."""
+    racing = contenders(result.raced.standings, result.baselines, problem.config.ladder.measured)
+    return request_toml(problem, result.bucket, {each.name: each.choices for each in racing}, folder)
 
 
 def study_name(idx: int, bucket: Bucket, rounding: Rounding | None) -> str:
