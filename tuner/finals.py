@@ -88,8 +88,17 @@ class Stadium:
 
 
 def contenders(standings: Sequence[Standing], baselines: Sequence[Standing], how: Measuring) -> list[Standing]:
-    """Who is measured: `baselines` and the best `how.top` of `standings`, each once."""
-    return list({each.choices: each for each in (*baselines, *standings[: how.top])}.values())
+    """Who is measured: `baselines` and the best `how.top` of the others.
+
+    Of those with equal predictions only the first is: what they differ in is nothing to the simulator, and a card's
+    time is better spent on others.
+    """
+    known = {each.choices for each in baselines}
+    others: dict[tuple[float, float], Standing] = {}
+    for each in standings:
+        if each.choices not in known:
+            others.setdefault((each.score.expected_ns, each.score.p95_ns), each)
+    return [*{each.choices: each for each in baselines}.values(), *list(others.values())[: how.top]]
 
 
 def hold_finals(

@@ -157,6 +157,12 @@ def _finals(finals: Finals) -> RenderableType:
         table.add_row(*row, style="bold green" if is_winner else "")
     spent = f"{finals.card or 'no card'}; {finals.device_s:.0f} device seconds"
     note = [Text(f"predictions stand: {finals.why}", style="yellow")] if finals.why else []
+    if finals.winner is not None:
+        won_ns = finals.winner.score.expected_ns
+        unknown = [each for each in finals.finals if isinstance(each.outcome, Unrecorded)]
+        hopeful = sum(each.standing.score.expected_ns < won_ns for each in unknown)
+        if hopeful:
+            note.append(Text(f"{hopeful} predicted faster, which no card has timed: --request FILE, or --measure"))
     return Group(table, Text(spent, style="dim"), *note)
 
 

@@ -1,11 +1,13 @@
 """The rung on a card: who is measured, what becomes of whom, and that nothing a card does ends a search."""
 
+import io
 import json
 import sys
 import tomllib
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 from support.measuring import COMMAND, FakeCard, record_of
 from support.searching import BUCKET, FakeEvaluator, priced, problem, write_search
 
@@ -13,11 +15,13 @@ from megakernel.config import ConfigError, digest, load_json, load_toml, overrid
 from megakernel.measurement import Fault
 from megakernel.plan import Plan
 from megakernel.tiling import Choices
-from tuner.finals import paired_percent
+from tuner import report
+from tuner.finals import contenders, paired_percent
 from tuner.journal import open_journal
 from tuner.measure import Command, Replay, check_command, measurers
-from tuner.outcome import FailedBuild, Hung, Illegal, MachineLost, Rung, Slower, Timed, Unrecorded, Wrong
+from tuner.outcome import FailedBuild, Hung, Illegal, MachineLost, Rung, Scored, Slower, Timed, Unrecorded, Wrong
 from tuner.problem import HAND, RECORDED, REFERENCE, REFERENCE_ORDER, load_problem
+from tuner.race import Standing
 from tuner.search import plan_of, search
 
 NAMES = ("hand plan", "one", "two", "three")
@@ -96,8 +100,9 @@ def found_with(card, **settings):
 
 
 def best_three():
-    _, found = found_with(FakeCard())
-    return [each.name for each in found.raced.standings[:3]]
+    card = FakeCard()
+    found_with(card)
+    return card.asked[0][1][3:]
 
 
 def test_the_second_time_decides_and_the_best_race_beside_the_plans_that_always_do():
@@ -118,6 +123,18 @@ def test_the_second_time_decides_and_the_best_race_beside_the_plans_that_always_
     entry = plan_of(asked, (found,), "tests").entries[0]
     assert entry.measured_ns == 4.0e6
     assert {each.name: each.measured_ns for each in entry.losers}[second] == 5.0e6
+
+
+def test_of_candidates_that_the_simulator_can_not_tell_apart_one_is_measured():
+    asked = problem()
+    hand = asked.baselines[0].choices
+    plans = [hand.model_copy(update={"cut": hand.cut.model_copy(update={"up": 100 + idx})}) for idx in range(4)]
+    scores = [Scored(Rung.ALL_LAYERS, ns, ns, 1.0, 1.0) for ns in (1.0, 1.0, 2.0, 3.0)]
+    standings = [Standing(f"c{idx}", *both) for idx, both in enumerate(zip(plans, scores, strict=True))]
+    baseline = Standing(HAND, hand, Scored(Rung.ALL_LAYERS, 2.0, 2.0, 1.0, 1.0))
+    how = asked.config.ladder.measured.model_copy(update={"top": 2})
+    racing = contenders([*standings[:2], baseline, *standings[2:]], [baseline], how)
+    assert [each.name for each in racing] == [HAND, "c0", "c2"], "a baseline races whatever it equals"
 
 
 def test_a_wrong_candidate_can_not_win_however_fast_and_a_baseline_can():
@@ -273,6 +290,9 @@ def test_a_prediction_does_not_win_over_what_a_record_has_timed_and_the_fastest_
     found = searched_with(asked, measure=False)
     assert found.raced.standings[0].score.expected_ns < min(each.score.expected_ns for each in found.baselines)
     assert (found.best.name, found.best.choices) == (RECORDED, other)
+    printed = Console(width=120, record=True, file=io.StringIO())
+    printed.print(report.result(found))
+    assert "3 predicted faster, which no card has timed: --request FILE, or --measure" in printed.export_text()
     entry = plan_of(asked, (found,), "tests").entries[0]
     assert entry.measured_ns == pytest.approx(4.1e6)
     assert entry.predicted_ns > min(each.predicted_ns for each in entry.losers), (
