@@ -93,7 +93,7 @@ def contenders(standings: Sequence[Standing], baselines: Sequence[Standing], how
     Of those with equal predictions only the first is: what they differ in is nothing to the simulator, and a card's
     time is better spent on others.
     """
-    known = {each.choices for each in baselines}
+    known = [each.choices for each in baselines]
     others: dict[tuple[float, float], Standing] = {}
     for each in standings:
         if each.choices not in known:
