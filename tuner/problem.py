@@ -63,13 +63,13 @@ class Problem:
         if rounding is not None:
             found = tuple(replace(each, choices=_with(each.choices, rounding=rounding)) for each in found)
         found = [replace(each, choices=_shortened(self.model, bucket, each.choices, self.chip)) for each in found]
-        fastest = self._fastest_on_record(bucket)
+        fastest = self.fastest_on_record(bucket)
         is_known = fastest in [each.choices for each in found]
         if fastest is None or is_known or rounding not in (None, fastest.rounding):
             return tuple(found)
         return (*found, Baseline(RECORDED, fastest))
 
-    def _fastest_on_record(self, bucket: Bucket) -> Choices | None:
+    def fastest_on_record(self, bucket: Bucket) -> Choices | None:
         """The fastest of the record's choices that can run, if it is of this bucket."""
         if self.record is None or self.record.bucket != bucket:
             return None

@@ -149,8 +149,12 @@ class _Search:
         self._evaluator_for, self._measurer_for, self._journal = evaluator_for, measurer_for, journal
 
     def settled_rounding(self) -> Rounding:
-        """The rounding that suits all buckets best."""
+        """The rounding that suits all buckets best; where a card has timed one of them, that of the fastest on record."""
         problem = self._problem
+        for bucket in problem.config.buckets:
+            fastest = problem.fastest_on_record(bucket)
+            if fastest is not None:
+                return fastest.rounding
         spaces = [Space(problem.model, each, problem.chip, problem.config.space) for each in problem.config.buckets]
         shared = common([each.roundings for each in spaces])
         if not shared:

@@ -314,6 +314,21 @@ def test_a_record_is_of_its_own_bucket_and_rounding_and_what_can_not_run_any_mor
     assert RECORDED not in {each.name for each in asked.racing(BUCKET)}, "the hand plan is next and races anyway"
 
 
+def test_several_buckets_share_the_rounding_of_the_fastest_on_record_so_that_it_stays_their_plan():
+    wider = BUCKET.model_copy(update={"rows": 2})
+    asked = problem(buckets=(BUCKET, wider), trials=8)
+    hand = asked.baselines[0].choices
+    other = hand.model_copy(update={"rounding": hand.rounding.model_copy(update={"chunk_tokens": 256})})
+    for fastest in (hand, other):
+        times = {"hand": (4.0 + (fastest == other),) * 2, "other": (5.0 - (fastest == other),) * 2}
+        told = replace(asked, record=record_of(asked, times, {"hand": hand, "other": other}))
+        decide = measurers(told, "", None, measure=False)
+        results = search(told, lambda *_: None, lambda *_: FakeEvaluator(), measurer_for=decide)
+        assert {each.best.choices.rounding for each in results} == {fastest.rounding}
+        assert results[0].best.choices == fastest
+        assert results[1].finals is None
+
+
 def test_a_replay_of_another_record_asks_anew(tmp_path):
     path = str(tmp_path / "p.journal")
     for ms in (4.0, 3.0):
