@@ -149,7 +149,7 @@ class _Search:
         self._evaluator_for, self._measurer_for, self._journal = evaluator_for, measurer_for, journal
 
     def settled_rounding(self) -> Rounding:
-        """The rounding that suits all buckets best; where a card has timed one of them, that of the fastest on record."""
+        """The rounding that suits all buckets best; where a card has timed one, that of the fastest on record."""
         problem = self._problem
         for bucket in problem.config.buckets:
             fastest = problem.fastest_on_record(bucket)
