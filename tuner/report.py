@@ -263,15 +263,16 @@ def _worths(insight: Insight) -> Table:
     table.add_column(f"best with each value, above the best of {insight.num_candidates} ({insight.source})")
     best_ns = min(worths[0].best_ns for worths in insight.worths.values())
 
-    def spread(name: str) -> float:
-        return insight.importances.get(name, 0.0) or insight.worths[name][1].best_ns / best_ns - 1.0
+    def matters(name: str) -> tuple[float, float]:
+        """What Optuna says and, where it says nothing, what the second best value costs."""
+        return insight.importances.get(name, 0.0), insight.worths[name][1].best_ns
 
-    for name in sorted(insight.worths, key=spread, reverse=True):
+    for name in sorted(insight.worths, key=matters, reverse=True):
         worths = insight.worths[name]
         each = [f"{worth.value} +{100.0 * (worth.best_ns / best_ns - 1.0):.1f}%" for worth in worths[:SHOWN_VALUES]]
         more = [f"{len(worths) - SHOWN_VALUES} more"] if len(worths) > SHOWN_VALUES else []
-        matters = [f"{100.0 * insight.importances.get(name, 0.0):.0f}%"] if insight.importances else []
-        table.add_row(*_plain(name, *matters, ", ".join([*each, *more])))
+        share = [f"{100.0 * insight.importances.get(name, 0.0):.0f}%"] if insight.importances else []
+        table.add_row(*_plain(name, *share, ", ".join([*each, *more])))
     return table
 
 
