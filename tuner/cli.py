@@ -86,11 +86,11 @@ def search(
 
     The result is never worse than the hand plan, the reference plan or the reference's order under the hand plan's
     cap, which always race. With --measure the best are timed on a card, beside those plans; files of what was asked
-    and answered stay in OUT.measured. A card that is lost leaves the predictions to decide. Without --measure a record
-    decides, if the search file names one (ladder.measured.record) or --replay does; --request writes whom a card should
-    be asked about next. However a search ended,
-    the same command goes on from its journal; a larger budget is no other search. Exit code 0 also after Ctrl-C or
-    SIGTERM, once there is a plan to write; 130 before that; 1 when a worker was lost.
+    and answered stay in OUT.measured. A card that is lost leaves the predictions to decide. Without --measure a
+    record decides, if the search file names one (ladder.measured.records) or --replay does; --request writes whom a
+    card should be asked about next. However a search ended, the same command goes on from its journal; a larger
+    budget is no other search. Exit code 0 also after Ctrl-C or SIGTERM, once there is a plan to write; 130 before
+    that; 1 when a worker was lost.
     """
     kept = _journal_path(out, journal)
     _check_outputs(picture, out=out, journal=kept, request=contest)

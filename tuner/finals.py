@@ -76,7 +76,7 @@ class Stadium:
     def measure(self, stage: Stage, standings: Sequence[Standing]) -> Mapping[str, Measured]:
         """Outcomes by name; those that the journal has are not measured again."""
         named = {each.name: each.choices for each in standings}
-        how = self._how.model_dump(exclude={"seconds", "timeout_s", "record"})
+        how = self._how.model_dump(exclude={"seconds", "timeout_s", "records"})
         asked = digest([stage, self._measurer.source, how, *map(list, named.items())])
         known = self._journal.measured(asked)
         batch = BATCH.validate_python(known) if known else self._measurer.measure(stage, named, self.left_s)

@@ -13,7 +13,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import which
 from time import monotonic
@@ -154,13 +154,13 @@ MeasurerFor = Callable[[Bucket], Measurer | None]
 def measurers(problem: Problem, folder: str, replay: str | None, *, measure: bool) -> MeasurerFor:
     """Who times finalists, by bucket: the command, whose files stay in `folder`, a record in its bucket, or nobody.
 
-    The record is `replay` or, where nothing else is asked, the one that the search file names.
+    The record is `replay` or, where nothing else is asked, the latest of the bucket that the search file names.
     """
     if measure and replay is not None:
         raise ConfigError("--measure and --replay both say who decides; needed one of them")
     if not measure:
-        record = problem.record if replay is None else _replayed(replay, problem)
-        return lambda bucket: Replay(record) if record is not None and bucket == record.bucket else None
+        told = problem if replay is None else replace(problem, records=(_replayed(replay, problem),))
+        return lambda bucket: None if (record := told.record_of(bucket)) is None else Replay(record)
     check_command(problem.config.ladder.measured)
 
     def command(bucket: Bucket) -> Command:

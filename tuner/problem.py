@@ -45,14 +45,14 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Problem:
-    """A search, ready to run; `source` is the file's name for messages and provenance, `record` an earlier contest."""
+    """A search, ready to run; `source` is the file's name for messages and provenance, `records` earlier contests."""
 
     source: str
     config: SearchConfig
     model: ModelSpec
     chip: HardwareSpec
     baselines: tuple[Baseline, ...]
-    record: Record | None = None
+    records: tuple[Record, ...] = ()
 
     def racing(self, bucket: Bucket, rounding: Rounding | None = None) -> tuple[Baseline, ...]:
         """The baselines as they race in `bucket`: in the rounding that is settled, if one is, and a ring that fits.
@@ -69,12 +69,17 @@ class Problem:
             return tuple(found)
         return (*found, Baseline(RECORDED, fastest))
 
+    def record_of(self, bucket: Bucket) -> Record | None:
+        """The latest record of `bucket`."""
+        return next((each for each in self.records if each.bucket == bucket), None)
+
     def fastest_on_record(self, bucket: Bucket) -> Choices | None:
-        """The fastest of the record's choices that can run, if it is of this bucket."""
-        if self.record is None or self.record.bucket != bucket:
+        """The fastest of the bucket's latest record that can still run."""
+        record = self.record_of(bucket)
+        if record is None:
             return None
-        timed = {name: choices for name, choices in self.record.choices.items() if name not in self.record.faults}
-        for name in sorted(timed, key=self.record.median_ms):
+        timed = {name: choices for name, choices in record.choices.items() if name not in record.faults}
+        for name in sorted(timed, key=record.median_ms):
             if not limits.reasons(self.model, bucket, timed[name], self.chip):
                 return timed[name]
         return None
@@ -94,9 +99,8 @@ def load_problem(given: str, overrides: Iterable[str] = ()) -> Problem:
     hand, reference = load_toml(hand_path, Choices), load_toml(reference_path, Choices)
     others = tuple(map(beside, config.baselines.also))
     also = tuple(Baseline(path.stem.replace("-", " "), load_toml(path, Choices)) for path in others)
-    named = config.ladder.measured.record
-    record = None if named is None else load_record(beside(named), model)
-    problem = Problem(given, config, model, chip, (*baselines(hand, reference), *also), record)
+    records = tuple(load_record(beside(each), model) for each in config.ladder.measured.records)
+    problem = Problem(given, config, model, chip, (*baselines(hand, reference), *also), records)
     sources = (hand_path, reference_path, reference_path, *others)
     for bucket in config.buckets:
         racing = problem.racing(bucket)

@@ -70,12 +70,13 @@ class Measuring(Frozen):
     that fails without a culprit is tried `retries` times more; it is given a measurement file and --out RECORD.
     `kernel` and `steps` a launch are how the plan will run.
 
-    `record` is the latest contest on this chip: in its bucket the fastest of it always races, and without --measure it
-    decides, as --replay would. So a plan that was only predicted never takes the place of one that a card has timed.
+    `records` are contests on this chip, the latest of a bucket before older ones: the latest decides where there is no
+    --measure, as --replay would, and the fastest of it always races. So a plan that was only predicted never takes the
+    place of one that a card has timed.
     """
 
     command: tuple[str, ...] = Field(default=("runtime", "measure", "--tolerant"), min_length=1)
-    record: str | None = None
+    records: tuple[str, ...] = ()
     top: int = Field(default=4, ge=1)
     confirmed: int = Field(default=3, ge=1)
     rounds: int = Field(default=9, ge=1)

@@ -121,5 +121,5 @@ def freeze(space: Space, choices: Choices, prefixes: tuple[str, ...]) -> None:
 
 def from_scratch(name: str, *overrides: str) -> Problem:
     """A shipped search with keys set, told nothing of what a card has timed: only hand and reference plans race."""
-    untold = ("baselines.also=[]", "ladder.measured.record=null")
+    untold = ("baselines.also=[]", "ladder.measured.records=[]")
     return load_problem(f"configs/search/{name}.toml", (*untold, *overrides))

@@ -277,7 +277,7 @@ def recorded(times):
     hand = asked.baselines[0].choices
     other = hand.model_copy(update={"counters": hand.counters.model_copy(update={"words": 2})})
     choices = {"hand plan": hand, "odd one": other}
-    return replace(asked, record=record_of(asked, times, choices)), other
+    return replace(asked, records=(record_of(asked, times, choices),)), other
 
 
 def searched_with(asked, **more):
@@ -302,6 +302,9 @@ def test_a_prediction_does_not_win_over_what_a_record_has_timed_and_the_fastest_
 
 def test_a_record_is_of_its_own_bucket_and_rounding_and_what_can_not_run_any_more_is_left_out():
     asked, other = recorded({"hand plan": (5.0,), "odd one": (4.0,)})
+    older, _ = recorded({"hand plan": (1.0,), "odd one": (4.0,)})
+    asked = replace(asked, records=(*asked.records, *older.records))
+    assert asked.fastest_on_record(BUCKET) == other, "the latest is first"
     wider = BUCKET.model_copy(update={"rows": 2})
     rounding = other.rounding.model_copy(update={"chunk_tokens": 256})
     assert RECORDED in {each.name for each in asked.racing(BUCKET)}
@@ -309,8 +312,9 @@ def test_a_record_is_of_its_own_bucket_and_rounding_and_what_can_not_run_any_mor
     assert RECORDED not in {each.name for each in asked.racing(BUCKET, rounding)}
     assert RECORDED in {each.name for each in asked.racing(BUCKET, other.rounding)}
     too_long = other.ring.model_copy(update={"stages": 999})
-    broken = asked.record.choices | {"odd one": other.model_copy(update={"ring": too_long})}
-    asked = replace(asked, record=asked.record.model_copy(update={"choices": broken}))
+    record = asked.records[0]
+    broken = record.choices | {"odd one": other.model_copy(update={"ring": too_long})}
+    asked = replace(asked, records=(record.model_copy(update={"choices": broken}),))
     assert RECORDED not in {each.name for each in asked.racing(BUCKET)}, "the hand plan is next and races anyway"
 
 
@@ -321,7 +325,7 @@ def test_several_buckets_share_the_rounding_of_the_fastest_on_record_so_that_it_
     other = hand.model_copy(update={"rounding": hand.rounding.model_copy(update={"chunk_tokens": 256})})
     for fastest in (hand, other):
         times = {"hand": (4.0 + (fastest == other),) * 2, "other": (5.0 - (fastest == other),) * 2}
-        told = replace(asked, record=record_of(asked, times, {"hand": hand, "other": other}))
+        told = replace(asked, records=(record_of(asked, times, {"hand": hand, "other": other}),))
         decide = measurers(told, "", None, measure=False)
         results = search(told, lambda *_: None, lambda *_: FakeEvaluator(), measurer_for=decide)
         assert {each.best.choices.rounding for each in results} == {fastest.rounding}
