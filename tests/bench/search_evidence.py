@@ -1,7 +1,7 @@
 """What a search is worth: North Mini Code at 8K, batches 1 to 8, on H100 and H200, against what it has to beat.
 
-    python tests/bench/search_evidence.py RECORD.json [cells|ablation|draws ...] [--seconds 60] [--seeds 5]
-                                          [--processes N] [--stop-after SECONDS] [--cache FOLDER]
+    python tests/bench/search_evidence.py RECORD.json [cells|ablation|draws ...] [--rows 1 2 4 8] [--seconds 60]
+                                          [--seeds 5] [--processes N] [--stop-after SECONDS] [--cache FOLDER]
 
 `cells`: the search and a random one at equal seconds of one core, proofs included, beside the hand plan, the reference
 plan, the reference's order under the hand plan's cap, and the bound of any plan; what a card has timed is not told to
@@ -55,6 +55,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     options.add_argument("record", type=Path)
     options.add_argument("what", nargs="*", default=["cells", "ablation", "draws"])
+    options.add_argument("--rows", nargs="*", type=int, default=[1, 2, 4, 8])
     options.add_argument("--seconds", type=float, default=60.0)
     options.add_argument("--seeds", type=int, default=5)
     options.add_argument("--processes", type=int, default=1)
@@ -79,7 +80,7 @@ def searches(chosen: argparse.Namespace) -> Iterator[tuple[str, Run]]:
     for seed in range(chosen.seeds):
         search = partial(one, seed=seed, seconds=chosen.seconds, folder=chosen.cache)
         if "cells" in chosen.what:
-            for chip, rows in CELLS:
+            for chip, rows in [each for each in CELLS if each[1] in chosen.rows]:
                 for way in ("search", "random"):
                     yield f"{chip} x{rows} | {way} | {seed}", partial(search, (chip, rows), way)
         if "ablation" in chosen.what:
@@ -98,15 +99,16 @@ def one(cell: tuple[str, int], way: str, *held: str, seed: int, seconds: float, 
     chip, rows = cell
     cache = Cache.of(folder, "evidence", chip, rows, way, *held, seed)
     random_only = ["proposals.step_percent=0", 'proposals.sampler="random"'] if way == "random" else []
+    # One routing and two finalists: a proof of eight rows takes many seconds, and candidates are to have the most.
     budget = [f"budget.seconds={seconds}", f"proposals.seed={seed}", "proposals.batch=4"]
+    budget += ["ladder.draws=1", "ladder.finalists=2", "ladder.lead_percent=2"]
     problem = problem_of(chip, rows, *budget, *random_only)
-    meter = metered(problem.model, problem.config.buckets[0], problem.chip, cache)
+    meter = metered(problem.model, problem.config.buckets[0], problem.chip, cache, draws=problem.config.ladder.draws)
     study = study_of(problem, problem.config, meter, frozen=held)
     raced = study.run()
     by_choices = {each.choices: each.score.expected_ns for each in raced.standings}
     return {
         "best_ns": round(raced.standings[0].score.expected_ns),
-        "p95_ns": round(raced.standings[0].score.p95_ns),
         "floor_ns": round(study._floor_ns),
         "roofline_ns": round(raced.standings[0].score.roofline_ns),
         **{each.name: round(by_choices[each.choices]) for each in problem.racing(problem.config.buckets[0])},
