@@ -42,18 +42,21 @@ def test_a_shipped_plan_beats_what_it_raced_on_a_card_where_one_timed_it_and_as_
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
-def test_no_shipped_record_has_choices_that_are_faster_than_the_shipped_plan_of_its_bucket(path: Path) -> None:
-    """Two runs of a card differ by 2%, so that a record names the fastest only among those that it timed in turns."""
+def test_a_shipped_plan_is_the_fastest_of_the_latest_record_of_its_bucket(path: Path) -> None:
+    """Halves of a record's rounds may differ by 2%, and the second half decides."""
     plan = load_json(path, Plan)
-    for record in RECORDS:
-        for entry in plan.entries:
-            if (record.model_digest, record.bucket) != (plan.model_digest, entry.bucket) or not is_of(record, plan):
-                continue
-            timed = {choices: record.median_ms(name) for name, choices in record.choices.items()}
-            assert entry.choices in timed, f"{path.name}: the record {record.date} has timed others, and not this plan"
-            assert timed[entry.choices] <= 1.02 * min(timed.values())
+    for entry in plan.entries:
+        records = [each for each in RECORDS if is_of(each, plan) and each.bucket == entry.bucket]
+        if not records:
+            continue
+        record = max(records, key=lambda each: each.date)
+        timed = {
+            choices: record.median_ms(name) for name, choices in record.choices.items() if name not in record.faults
+        }
+        assert entry.choices in timed, f"{path.name}: the record of {record.date} has timed others, and not this plan"
+        assert timed[entry.choices] <= 1.02 * min(timed.values())
 
 
 def is_of(record: Record, plan: Plan) -> bool:
-    """Whether the record's card is the plan's chip."""
-    return record.card.name == plan.hardware.name
+    """Whether a record is of the plan's model and chip."""
+    return (record.model_digest, record.card.name) == (plan.model_digest, plan.hardware.name)
