@@ -20,12 +20,14 @@ class WorkCosts(Frozen):
 
     multiply: float = Field(default=0.0, ge=0)
     """A warp, per KiB of a product's copy, reading it included; warps take copies in turn. Estimate: all is reading."""
+    slice: float = Field(default=0.0, ge=0)
+    """A warp, per slice of a copy: finding it, leaving its sums, adding up. Estimate: hidden."""
     finish: float = Field(default=300.0, ge=0)
     """After a task's last copy: sum over warps, store, fence. Estimate; with a start of 700, the skeleton's 1000."""
     norm: float = Field(default=700.0, ge=0)
     """Residual stream to staged rows: read, sum of squares, scale (projections, router, up, head). The skeleton's."""
     router: float = Field(default=1000.0, ge=0)
-    """Dot products of a task's router rows, up to the early signal. The skeleton's."""
+    """Dot products of one router row, which all warps of its SM share before the next one's. The skeleton's."""
     topk: float = Field(default=1000.0, ge=0)
     """Top-k of the routed rows, in the producer, before it can load experts. The skeleton's."""
     rope: float = Field(default=700.0, ge=0)
@@ -34,26 +36,28 @@ class WorkCosts(Frozen):
     """A round of chunks, one a team of warps, per key of a warp's piece. Estimate: hidden, as a copy's."""
     merge: float = Field(default=700.0, ge=0)
     """Merge of a head's partial softmax results, head after head. Estimate: the skeleton has no such task."""
-    stage: float = Field(default=700.0, ge=0)
-    """Rows staged as they are: attention's result, the MLP's hidden rows. The skeleton's."""
-    restage: float = Field(default=400.0, ge=0)
-    """Rows staged again after another operator took their place. Estimate: one trip to L2 and a barrier."""
+    fetch: float = Field(default=700.0, ge=0)
+    """A warp, per copy of a product over attention's result or the MLP's hidden rows, which it reads from L2 anew while
+    the copy is on its way. Estimate: one trip to L2 under load."""
     embed: float = Field(default=700.0, ge=0)
     """Embedding rows. Estimate."""
     sample: float = Field(default=2000.0, ge=0)
     """Best of all tiles' best logits, next token and position. Estimate: two trips to L2 and two barriers."""
+    follow: float = Field(default=0.0, ge=0)
+    """Issuer, from a record's last copy to the next one's first. Estimate: none."""
     plan: float = Field(default=1000.0, ge=0)
     """Planner, from a load wait that is met to its copies' addresses. Estimate, too low for the reference plan."""
     ids: float = Field(default=1400.0, ge=0)
     """Planner, routed ids read from L2 before top-k. Measured in a streaming trace: 0.7 us."""
     router_row: float = Field(default=1400.0, ge=0)
-    """A task's router rows through the ring, before their early signal. Measured there: 2 us less the release."""
+    """From a wait that is met to a task's first router row. Measured there: signal after 2 us, less the release."""
     more_rows: float = Field(default=50.0, ge=0)
     """Added to each of these per row beyond the first. Estimate: a row is one warp's, in turns of eight."""
 
     def start_cycles(self, kind: TaskKind, rows: int) -> float:
-        """Cycles of the consumers between run wait and first copy, without the router's."""
-        return self.with_rows(getattr(self, _STARTS[kind]), rows)
+        """Cycles of the consumers between run wait and first copy, without the router's; none for some kinds."""
+        start = _STARTS.get(kind)
+        return self.with_rows(getattr(self, start), rows) if start else 0.0
 
     def streaming(self) -> WorkCosts:
         """What is left of a kernel that streams and computes nothing: planning, ids, and the router's rows as bytes."""
@@ -70,9 +74,7 @@ _STARTS: dict[TaskKind, str] = {
     TaskKind.PROJECT: "norm",
     TaskKind.ATTEND: "rope",
     TaskKind.MERGE: "merge",
-    TaskKind.OUTPUT: "stage",
     TaskKind.UP: "norm",
-    TaskKind.DOWN: "stage",
     TaskKind.HEAD: "norm",
     TaskKind.SAMPLE: "sample",
 }

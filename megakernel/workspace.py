@@ -16,6 +16,9 @@ from megakernel.workload import ROW_TILE, Bucket
 CONSUMER_WARPS = 8
 """Warps of a block that run."""
 
+RECORD_SLOTS = 6
+"""Records between a block's planner and the warps that run them."""
+
 FILTER_BYTES = 256 * 12
 """Bins of a row that filters its tokens, where its activations lie."""
 

@@ -19,11 +19,9 @@ from megakernel.graph import Op
 from megakernel.hardware import HardwareSpec
 from megakernel.kinds import TaskKind
 from megakernel.model import RoutedMlp
-from megakernel.workspace import CONSUMER_WARPS
-from simulator.attention import Attention
-from simulator.lowered import KIB
 from simulator.program import Label, Program, Record, Ring
 from simulator.simulate import simulate
+from simulator.turns import Turns
 from simulator.walk import Numbers
 
 GRAPH_GAP_NS = 560.0
@@ -69,15 +67,12 @@ def _kernel(step: BuiltStep, op: Op, chip: HardwareSpec, loads: Numbers, reads: 
         chip.cycles_ns(work.start_cycles(op.kind, rows)),
         chip.cycles_ns(work.with_rows(work.finish, rows)),
     )
-    router_ns = chip.cycles_ns(work.with_rows(work.router, rows))
+    row_ns = chip.cycles_ns(work.with_rows(work.router, rows))  # of the router, by all warps
     mlp = step.model.layers[op.layer].mlp
     finds_experts = op.layer >= 0 and op.kind in {TaskKind.UP, TaskKind.DOWN} and isinstance(mlp, RoutedMlp)
     topk_ns = chip.cycles_ns(work.with_rows(work.topk, rows)) if finds_experts else 0.0
     num_sms = min(chip.num_sms, len(op.tasks))
-    attention = Attention(step, chip) if op.kind is TaskKind.ATTEND else None
-    copy_bytes = step.choices.ring.copy_bytes
-    each_ns = chip.cycles_ns(work.multiply * copy_bytes / KIB) / CONSUMER_WARPS
-    multiply_ns = max(each_ns - chip.costs.consume_ns(copy_bytes), 0.0)
+    turn = Turns(step, chip).of(op.kind)
     label = Label(op.name, path=op.path.value, layer=op.layer)
     lists: list[list[Record]] = [[] for _ in range(num_sms)]
     for idx, (load_bytes, read_bytes) in enumerate(zip(loads.tolist(), reads.tolist(), strict=True)):
@@ -85,13 +80,16 @@ def _kernel(step: BuiltStep, op: Op, chip: HardwareSpec, loads: Numbers, reads: 
         staged = bool(mine) and op.kind in _STAGED_ONCE
         nothing = not load_bytes and (op.kind in _STAGED_ONCE or not read_bytes)
         before_ns = 0.0 if staged or nothing else start_ns
+        router_rows = op.tasks[idx].router_end - op.tasks[idx].router_begin
         mine.append(
             Record(
                 label=label,
                 load_bytes=load_bytes,
                 load_work_ns=0.0 if mine else topk_ns,
-                work_ns=before_ns + (router_ns if op.tasks[idx].signals_early else 0.0),
-                copy_ns=attention.copy_ns(load_bytes) if attention else multiply_ns,
+                work_ns=before_ns + router_rows * row_ns,
+                warp_ns=turn.warp_ns,
+                fetch_ns=turn.fetch_ns,
+                turn=turn.copies,
                 compute_ns=0.0 if nothing else finish_ns,
                 other_bytes=0 if staged or nothing else read_bytes,
             )

@@ -145,6 +145,7 @@ class _Chain:
         model, cut = self._model, self._choices.cut if self._choices else None
         mlp, hidden = layer.mlp, model.hidden_size
         routed = isinstance(mlp, RoutedMlp)
+        rows = self._router_rows(mlp.num_experts) if isinstance(mlp, RoutedMlp) else 0
         experts = distinct if routed else 1.0
         project = float(hidden * (model.q_size + 2 * model.kv_size) * BF16_BYTES)
         router = float(hidden * mlp.num_experts * BF16_BYTES) if isinstance(mlp, RoutedMlp) else 0.0
@@ -158,13 +159,21 @@ class _Chain:
         start_ns = 0.0 if model.block == "parallel" else attention_ns
         gate_ns = None
         if routed:
-            early_ns = start_ns + self._hand_off_ns + self._start_ns[TaskKind.PROJECT] + self._router_ns
+            early_ns = start_ns + self._hand_off_ns + self._start_ns[TaskKind.PROJECT] + rows * self._router_ns
             gate_ns = early_ns + self._hand_off_ns + self._topk_ns
         up_ns = self._end(TaskKind.UP, start_ns, up, cut.up if cut else 0, gate_ns)
         mlp_ns = self._end(TaskKind.DOWN, up_ns, down, cut.down if cut else 0)
         if gate_ns is not None:
             mlp_ns = max(mlp_ns, gate_ns + self._latency_ns + (up + down) / self._stream)
         return project + router + attend + output + up + down, max(attention_ns, mlp_ns)
+
+    def _router_rows(self, experts: int) -> int:
+        """Rows of the router that some SM has at least, one after another."""
+        if self._choices is None:
+            return -(-experts // self._num_sms)
+        cut = self._choices.cut
+        tasks = cut.project if self._choices.interleave.router_with_project else cut.route
+        return -(-experts // min(tasks, self._num_sms))
 
     def _kv_bytes(self, layer: LayerSpec) -> float:
         token_bytes = self._model.kv_bytes_per_token_per_layer

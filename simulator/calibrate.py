@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -19,14 +19,14 @@ import numpy as np
 
 from megakernel.config import ConfigError
 from megakernel.hardware import Costs, HardwareSpec
-from simulator.fit import Fitted, Times, Values, fit
+from simulator.fit import Fitted, Times, Values, fit, most_simulations
 from simulator.microbench import LAYERS, Measurement, Point
 from simulator.stream import StreamProgram
 from simulator.trust import TRANSFERRED
 
 ROUNDS = 2
-EVERY = 4
-SHORT_RUNS = (3, 5)
+EVERY = 5
+"""Skeletons stand in runs of four works, of which a fit needs all."""
 NOT_TOLD = ("arrive_serial_ns", "fence_ns", "handoff_ns", "issue_capped_ns", "issue_ns", "l2_bytes_per_ns")
 """Costs that skeletons do not tell apart from others, or not at all: microbenchmarks of their own do."""
 
@@ -68,7 +68,7 @@ def fitted_costs(chip: HardwareSpec) -> tuple[str, ...]:
     )
 
 
-def calibrate(
+def calibrate(  # noqa: PLR0913 - settings of one fit
     base: HardwareSpec,
     measurement: Measurement,
     points: list[tuple[Point, float]],
@@ -76,8 +76,12 @@ def calibrate(
     *,
     rounds: int = ROUNDS,
     every: int = EVERY,
+    watch: Callable[[float], None] | None = None,
 ) -> Calibrated:
-    """Fit `base` to the measured times of `points`; `source` names the file in the new sources."""
+    """Fit `base` to the measured times of `points`; `source` names the file in the new sources.
+
+    `watch` is told now and then which share of the work is done; fits that need less of it end before.
+    """
     free = [_bytes(point) / (ms * 1e6) for point, ms in points if point.is_free]
     rate = float(np.median(free))
     where = f"{source}, {measurement.card.name}, {measurement.date[:10]}"
@@ -90,11 +94,19 @@ def calibrate(
             f"{source}: {len(chosen)} skeletons for {len(names)} constants; measure more, or take a smaller --every"
         )
     measured = np.array([ms for _, ms in chosen])
+    expected = most_simulations(len(names), rounds) * len(chosen) + len(others)
+    simulated = 0
     with ProcessPoolExecutor(os.cpu_count()) as pool:
 
         def times(candidate: HardwareSpec, pairs: list[tuple[Point, float]]) -> Times:
-            run = partial(Point.simulated_ms, chip=candidate, layers=SHORT_RUNS)
-            return np.array(list(pool.map(run, [point for point, _ in pairs])))
+            nonlocal simulated
+            found: list[float] = []
+            for ms in pool.map(partial(Point.estimated_ms, chip=candidate), [point for point, _ in pairs]):
+                found.append(ms)
+                simulated += 1
+                if watch is not None:
+                    watch(simulated / expected)
+            return np.array(found)
 
         start = {name: getattr(chip.costs, name) for name in names}
 

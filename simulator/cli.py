@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import Progress
 
 from megakernel.arrival import DEFAULT_ARRIVAL, Arrival
 from megakernel.assets import locate
@@ -235,8 +236,17 @@ def calibrate(
         check_writable(out)
     base = load_hardware(locate(chip))
     read, points = read_measurement(locate(measurement))
-    with Console(stderr=True).status("fitting: minutes"), priced_with(base):
-        found = run_calibrate(base, read, points, Path(measurement).name, rounds=rounds, every=every)
+    with Progress(console=Console(stderr=True), transient=True) as progress, priced_with(base):
+        bar = progress.add_task("fitting", total=1.0)
+        found = run_calibrate(
+            base,
+            read,
+            points,
+            Path(measurement).name,
+            rounds=rounds,
+            every=every,
+            watch=lambda share: progress.update(bar, completed=share),
+        )
     if out is not None:
         head = [
             f"{base.name}, calibrated from {Path(measurement).name} by `simulator calibrate`, starting from {chip}."

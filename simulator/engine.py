@@ -125,7 +125,7 @@ class _Step:
         tile = self._engine.tile_rows
         for _ in range(self._model.vocab_size // tile):
             self._static("head", tile * self._model.hidden_size * BF16_BYTES, self._inputs())
-        return Program(self._ring, tuple(map(tuple, self._lists)), len(self._counters), arrival="release", drains=True)
+        return Program(self._ring, tuple(map(tuple, self._lists)), len(self._counters), arrival="release", slots=1)
 
     def _counter(self, *name: object) -> int:
         return self._counters.setdefault((self._layer, *name), len(self._counters))

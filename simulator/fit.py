@@ -62,6 +62,11 @@ class Fitted:
         return float(np.abs(self.errors).mean())
 
 
+def most_simulations(constants: int, rounds: int) -> int:
+    """How often a fit asks for all times at most."""
+    return 1 + rounds * (constants + len(DAMPINGS)) + constants
+
+
 def fit(
     start: Mapping[str, float],
     measured: Times,
@@ -81,15 +86,15 @@ def fit(
 
     logs = np.log(np.array([start[name] for name in names]))
     errors = errors_at(logs)
+    slopes = _slopes(errors_at, logs, errors)
     for number in range(rounds):
-        slopes = _slopes(errors_at, logs, errors)
         found = _improved(errors_at, logs, errors, slopes)
         if found is None:
             break
         logs, errors = found
         if progress is not None:
             progress(number, float(np.abs(errors).mean()), values(logs))
-    slopes = _slopes(errors_at, logs, errors)
+        slopes = _slopes(errors_at, logs, errors)
     freedom = max(1, len(errors) - len(names))
     spread = np.sqrt(np.diag(np.linalg.pinv(slopes.T @ slopes)) * (errors @ errors) / freedom)
     # A constant without a slope is not known at all, whatever the pseudo-inverse says of it.

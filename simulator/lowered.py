@@ -26,21 +26,16 @@ from megakernel.counters import NONE
 from megakernel.graph import Op
 from megakernel.hardware import HardwareSpec
 from megakernel.kinds import TaskKind
-from megakernel.model import ModelSpec, RoutedMlp
+from megakernel.model import BF16_BYTES, ModelSpec, RoutedMlp
 from megakernel.table import read_waits
-from megakernel.workspace import CONSUMER_WARPS
-from simulator.attention import Attention
+from megakernel.workspace import RECORD_SLOTS
 from simulator.program import Label, Program, Record, Ring, Signal, Wait
+from simulator.turns import FETCHING, Turns
 
 _SIGNALS = ["arrive", "early", "num_load_waits", "num_run_waits", "load_waits", "run_waits"]
 
 _STREAM_READERS = frozenset({TaskKind.PROJECT, TaskKind.UP, TaskKind.HEAD})
 """Products over the normalised stream: what one of them has staged, the next one of the same layer finds."""
-
-_STAGING = _STREAM_READERS | {TaskKind.OUTPUT, TaskKind.DOWN}
-"""Products: an SM stages their input rows once, however many tasks of the operator it runs."""
-
-KIB = 1024
 
 Numbers = npt.NDArray[np.int64]
 
@@ -74,7 +69,7 @@ def lower_program(step: BuiltStep, state: LiveState, chip: HardwareSpec, arrival
         for begin, end in pairwise(table.offsets.tolist())
     )
     shared = Ring(ring.copy_bytes, ring.stages, ring.in_flight_cap_bytes)
-    program = Program(shared, sms, table.num_counters, arrival)
+    program = Program(shared, sms, table.num_counters, arrival, RECORD_SLOTS, chip.cycles_ns(chip.work.follow))
     return Lowered(program, cost, op_of, tasks)
 
 
@@ -94,6 +89,7 @@ class _Demand(NamedTuple):
     start_cycles: float
     finds_experts: bool
     signals: int
+    router_rows: int
 
 
 class _Translation:
@@ -103,70 +99,56 @@ class _Translation:
         rows, work = len(state.positions), chip.work
         self._records = step.table.records
         self._ops = step.graph.ops
-        self._known: dict[tuple[int, int, int, float, bool, int], Record] = {}
-        self._rows_of = [_staged_rows(idx, op) for idx, op in enumerate(self._ops)]
+        self._known: dict[tuple[int, int, int, float, bool, int, int], Record] = {}
+        self._rows_of = [_staged_rows(op) for op in self._ops]
         self._routed_layer = [op.layer if _is_routed(step.model, op) else -1 for op in self._ops]
         self._start = [work.start_cycles(op.kind, rows) * _times(op) for op in self._ops]
-        self._reads_stream = [op.kind in _STREAM_READERS for op in self._ops]
-        self._restage, self._router, self._topk, self._finish = (
-            work.with_rows(cycles, rows) if cycles else 0.0
-            for cycles in (work.restage, work.router, work.topk, work.finish)
+        self._router, self._topk, self._finish = (
+            work.with_rows(cycles, rows) if cycles else 0.0 for cycles in (work.router, work.topk, work.finish)
         )
-        self._router += work.router_row
+        self._copy_bytes = step.choices.ring.copy_bytes
+        self._router_row_bytes = step.model.hidden_size * BF16_BYTES
+        self._router_rows = (
+            step.table.records["router_end"].astype(np.int64) - step.table.records["router_begin"]
+        ).tolist()
         self._topk += work.ids
         self._plan = work.plan
         self._ns = chip.cycles_ns
-        self._multiply_ns = chip.cycles_ns(work.multiply * step.choices.ring.copy_bytes / KIB)  # a copy, by one warp
-        self._read_ns = chip.costs.consume_ns(step.choices.ring.copy_bytes)
-        self._attention = Attention(step, chip)
+        self._router_row = work.router_row
+        self._turns = Turns(step, chip)
 
     def sm(self, rows: Iterable[tuple[int, int, int, int, int]]) -> Iterator[Record]:
         """Records of one SM, from number, operator, bytes and signals of each."""
         staged: Hashable = None
-        normed: Hashable = None
         topk_layer = -1
         for idx, op_idx, load_bytes, activation_bytes, signals in rows:
             cycles, read_bytes = self._start[op_idx], activation_bytes
             needed = self._rows_of[op_idx]
             if not load_bytes and (needed is not None or not read_bytes):
                 cycles, read_bytes = 0.0, 0  # a share that finds nothing to do
-            elif needed is None:
-                staged = None  # its own rows took the place
-            elif needed == staged:
-                cycles, read_bytes = 0.0, 0
-            else:
-                if needed == normed:
-                    cycles = self._restage
+            elif needed is not None:
+                if needed == staged:
+                    cycles, read_bytes = 0.0, 0
                 staged = needed
-                if self._reads_stream[op_idx]:
-                    normed = needed
             layer = self._routed_layer[op_idx]
             finds_experts = layer >= 0 and layer != topk_layer
             if finds_experts:
                 topk_layer = layer
-            demand = op_idx, load_bytes, read_bytes, cycles, finds_experts, signals
+            router_rows = self._router_rows[idx]
+            demand = op_idx, load_bytes, read_bytes, cycles, finds_experts, signals, router_rows
             record = self._known.get(demand)
             if record is None:
                 record = self._known[demand] = self._record(self._records[idx], _Demand(*demand))
             yield record
 
-    def _uses_ns(self, op: Op, load_bytes: int) -> tuple[float, float]:
-        """Time for each copy while others land, and what the last one takes beyond it: it is one warp's alone."""
-        if op.kind is TaskKind.ATTEND:
-            return self._attention.copy_ns(load_bytes), 0.0
-        if not load_bytes:
-            return 0.0, 0.0
-        each_ns = self._multiply_ns / CONSUMER_WARPS
-        return max(each_ns - self._read_ns, 0.0), self._multiply_ns - each_ns
-
     def _record(self, packed: np.void, demand: _Demand) -> Record:
         op = self._ops[demand.op_idx]
         early, arrive = int(packed["early"]), int(packed["arrive"])
         start_ns = self._ns(demand.start_cycles)
-        signal = Signal(early, start_ns + self._ns(self._router)) if early != NONE else None
+        signal = self._signal(early, start_ns, demand.router_rows) if early != NONE else None
         load_waits = _met_in_this_step(packed, "load")
         is_empty = not (demand.load_bytes or demand.read_bytes)
-        copy_ns, last_ns = self._uses_ns(op, demand.load_bytes)
+        turn = self._turns.of(op.kind)
         return Record(
             label=Label(op.name, path=op.path.value, layer=op.layer),
             load_bytes=demand.load_bytes,
@@ -175,22 +157,30 @@ class _Translation:
             run_waits=_met_in_this_step(packed, "run"),
             signal=signal,
             work_ns=0.0 if signal else start_ns,
-            copy_ns=copy_ns,
-            compute_ns=0.0 if is_empty else self._ns(self._finish) + last_ns,
-            other_bytes=demand.read_bytes,
+            warp_ns=turn.warp_ns,
+            fetch_ns=turn.fetch_ns,
+            turn=turn.copies,
+            compute_ns=0.0 if is_empty else self._ns(self._finish),
+            other_bytes=0 if op.kind in FETCHING else demand.read_bytes,
             arrive=arrive if arrive != NONE else None,
         )
+
+    def _signal(self, counter: int, start_ns: float, rows: int) -> Signal:
+        """The early signal of a task's router rows, which come in copies of as many whole rows as fit."""
+        copies = -(-rows * self._router_row_bytes // self._copy_bytes)
+        copy_ns = self._ns(self._router) * rows / copies if copies else 0.0
+        return Signal(counter, start_ns + self._ns(self._router_row), copies, copy_ns)
 
 
 def _met_in_this_step(packed: np.void, phase: str) -> tuple[Wait, ...]:
     return tuple(Wait(wait.counter, wait.need) for wait in read_waits(packed, phase) if wait.lag == 0)
 
 
-def _staged_rows(op_idx: int, op: Op) -> Hashable:
-    """What a product's staged rows are called; None for kinds whose every task reads its own."""
+def _staged_rows(op: Op) -> Hashable:
+    """What a product's staged rows are called; they stay until others are staged. None for kinds that stage none."""
     if op.kind in _STREAM_READERS:
         return ("stream", op.layer, *op.buffers[:2])
-    return op_idx if op.kind in _STAGING else None
+    return None
 
 
 def _times(op: Op) -> int:

@@ -31,7 +31,8 @@ class Shared:
     counters: Counters
     ring: Ring
     batch_copies: int
-    drains: bool
+    slots: int
+    follow_ns: float
 
 
 class Sink(Protocol):
@@ -66,8 +67,8 @@ class Producer:
         "_copy_latency_ns",
         "_counters",
         "_delays",
-        "_drains",
         "_env",
+        "_follow_ns",
         "_has_polled",
         "_held_bytes",
         "_idle_latency_ns",
@@ -89,6 +90,7 @@ class Producer:
         "_ring",
         "_ring_full",
         "_sink",
+        "_slots",
         "_stages",
         "_straggle_ns",
         "_straggle_queue_share",
@@ -126,8 +128,9 @@ class Producer:
         self._load_since_ns = 0.0
         self._left_bytes: int = 0  # of the record being loaded
         self._held_bytes: int = 0  # those that wait for its run
-        self._drains = shared.drains
-        self.awaits_end = False  # of the run before, so that the ring is empty
+        self._slots = shared.slots
+        self._follow_ns = shared.follow_ns
+        self.awaits_end = False  # of a run, so that a slot is free
         self.awaits_run = False  # of the record being loaded
         self._issued: int = 0  # copies
         self._batch: int = 0  # copies that the issue timer waits for
@@ -152,7 +155,7 @@ class Producer:
             self._plan_issue(now_ns)
 
     def run_ended(self) -> None:
-        """Go on if the record ahead had to end first."""
+        """Go on if a record had to end first."""
         self.awaits_end = False
         self._begin_load()
 
@@ -174,7 +177,7 @@ class Producer:
     def _begin_load(self) -> None:
         records = self._records
         while (load := self.load) < len(records):
-            if self._drains and self._sink.run < load:
+            if load - self._sink.run >= self._slots:
                 self.awaits_end = True
                 return
             record = records[load]
@@ -214,6 +217,7 @@ class Producer:
         times.load_start_ns[load] = times.landed_ns[load] = now_ns
         load_bytes = record.load_bytes
         if load_bytes:
+            self._batch_last_ns += self._follow_ns
             ahead = record.ahead_bytes
             if ahead is None or ahead >= load_bytes:
                 self._left_bytes = load_bytes

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from megakernel.arrival import DEFAULT_ARRIVAL, Arrival
+from megakernel.workspace import CONSUMER_WARPS
 
 
 class ProgramError(Exception):
@@ -26,10 +27,15 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """An arrival before the record's end: `work_ns` after its run waits, by the consumers."""
+    """An arrival before the record's end: `work_ns` after its run waits, by the consumers.
+
+    Where the record's first `copies` lead to it, they are used before, all consumers on one and `copy_ns` on each.
+    """
 
     counter: int
     work_ns: float
+    copies: int = 0
+    copy_ns: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,9 @@ class Record:
 
     `load_bytes` come in copies of the ring's copy size, the last one possibly shorter. `load_work_ns` is the
     producer's, spent after its load waits. `signal.work_ns` and `work_ns` are the consumers', spent after the run
-    waits and before the first copy is used; `copy_ns` is what they spend on a copy beyond reading it,
+    waits and before the first copy is used; `copy_ns` is what they spend on a copy beyond reading it, one after
+    another. `warp_ns` is what one warp spends on a copy that has landed while the others, which take copies in turn, go
+    on: its next copy is `turn` further. `fetch_ns` is what it spends before, whether the copy has landed or not.
     `compute_ns` follows the last copy. `other_bytes` are read by the run itself through L2. `arrive` counts up when all
     of that is done. `ahead_bytes` may be fetched before the run waits are met, in whole copies; None: all.
     """
@@ -71,6 +79,9 @@ class Record:
     signal: Signal | None = None
     work_ns: float = 0.0
     copy_ns: float = 0.0
+    warp_ns: float = 0.0
+    fetch_ns: float = 0.0
+    turn: int = CONSUMER_WARPS
     compute_ns: float = 0.0
     other_bytes: int = 0
     arrive: int | None = None
@@ -95,14 +106,17 @@ class Ring:
 class Program:
     """Records per SM in the order in which each SM walks them.
 
-    A program that `drains` empties its rings at every record: nothing is fetched before the record ahead has ended.
+    Of each list at most `slots` records are begun and not ended: nothing is fetched for one more. With one slot rings
+    are drained at every record. None: any number. `follow_ns` pass from the issue of a record's last copy to where the
+    next one's first may be issued.
     """
 
     ring: Ring
     sms: tuple[tuple[Record, ...], ...]
     num_counters: int
     arrival: Arrival = DEFAULT_ARRIVAL
-    drains: bool = False
+    slots: int | None = None
+    follow_ns: float = 0.0
     arrivals: tuple[int, ...] = field(init=False)  # per counter, over the whole run
     waits: frozenset[Wait] = field(init=False)  # all that anybody waits for
 
@@ -147,5 +161,6 @@ class Program:
             raise ProgramError(
                 f"{record.label.name} loads {record.ahead_bytes} bytes ahead, which is no number of copies"
             )
-        if min(record.load_work_ns, record.work_ns, record.copy_ns, record.compute_ns, record.other_bytes) < 0:
+        spent = record.load_work_ns, record.work_ns, record.copy_ns, record.warp_ns, record.fetch_ns, record.compute_ns
+        if min(*spent, record.other_bytes) < 0:
             raise ProgramError(f"{record.label.name} spends a negative time or number of bytes")

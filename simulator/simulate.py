@@ -4,6 +4,8 @@ Owns the choice between exact mode (every copy is issued by its own event) and f
 and the refusal of programs that stop for ever. Refuses to read files or to print. Called by the front ends.
 """
 
+from sys import maxsize
+
 from megakernel.hardware import HardwareSpec
 from simulator.counters import Counters
 from simulator.memory import Memory
@@ -26,7 +28,7 @@ def simulate(program: Program, chip: HardwareSpec, *, exact: bool = False) -> Re
     memory = Memory(chip, len(program.sms))
     counters = Counters(env, chip, memory, program)
     batch = 1 if exact else max(1, min(FAST_BATCH_COPIES, FAST_BATCH_BYTES // program.ring.copy_bytes))
-    shared = Shared(env, chip, memory, counters, program.ring, batch, program.drains)
+    shared = Shared(env, chip, memory, counters, program.ring, batch, program.slots or maxsize, program.follow_ns)
     sms = [StreamingMultiprocessor(shared, sm, records) for sm, records in enumerate(program.sms)]
     for sm in sms:
         sm.start()

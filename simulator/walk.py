@@ -15,7 +15,9 @@ import numpy.typing as npt
 from megakernel.abi import MAX_LOAD_WAITS, MAX_RUN_WAITS
 from megakernel.build import BuiltStep
 from megakernel.counters import NONE
+from megakernel.hardware import Costs
 from megakernel.timeline import Timeline
+from simulator.program import Record
 from simulator.step_run import StepRun
 
 Times = npt.NDArray[np.float64]
@@ -101,26 +103,44 @@ def _gate(records: npt.NDArray[np.void], phase: str, slots: int, done: Times, by
 class Demand:
     """What every task asks for, by task number.
 
-    Work up to its early signal, further work up to its copies, the use of all of these but the last, their number.
+    Work from the run's start up to its early signal, up to its first copy, and, if all have landed, up to the turn of
+    its last one; and their number.
     """
 
     signal_ns: Times
-    work_ns: Times
-    use_ns: Times
+    first_ns: Times
+    last_ns: Times
     copies: Numbers
 
 
 def demand_of(run: StepRun) -> Demand:
     """What the tasks of a simulated step asked for."""
+    copy_bytes = run.step.choices.ring.copy_bytes
+    known: dict[int, tuple[float, float, float]] = {}  # SMs share records
     flat = [record for records in run.lowered.program.sms for record in records]
-    costs, copy_bytes = run.chip.costs, run.step.choices.ring.copy_bytes
-    read_ns = costs.consume_ns(copy_bytes)
-    copies = -(-run.lowered.cost.load_bytes // copy_bytes)
-    signal, work, each = np.empty(len(flat)), np.empty(len(flat)), np.empty(len(flat))
-    signal[run.lowered.task_of] = [record.signal.work_ns if record.signal else 0.0 for record in flat]
-    work[run.lowered.task_of] = [record.work_ns + record.other_bytes / costs.l2_bytes_per_ns for record in flat]
-    each[run.lowered.task_of] = [read_ns + record.copy_ns for record in flat]
-    return Demand(signal, work, np.maximum(copies - 1, 0) * each, copies)
+    for record in flat:
+        if id(record) not in known:
+            known[id(record)] = _demanded(record, copy_bytes, run.chip.costs)
+    times = np.empty((len(flat), 3))
+    times[run.lowered.task_of] = [known[id(record)] for record in flat]
+    signal, first, last = times.T
+    return Demand(signal, first, last, -(-run.lowered.cost.load_bytes // copy_bytes))
+
+
+def _demanded(record: Record, copy_bytes: int, costs: Costs) -> tuple[float, float, float]:
+    """Work of one record up to its early signal, its first copy, and the turn of its last one."""
+    signal, copies = record.signal, -(-record.load_bytes // copy_bytes)
+    own_ns = record.work_ns + record.other_bytes / costs.l2_bytes_per_ns
+    first_ns = signal_ns = signal.work_ns if signal else 0.0
+    if signal and signal.copies:
+        signal_ns += signal.copies * signal.copy_ns
+        copies -= signal.copies
+    else:
+        first_ns += own_ns
+    behind = max(copies - 1, 0)
+    read_ns = behind * (costs.consume_ns(copy_bytes) + record.copy_ns)
+    turned_ns = behind // record.turn * (record.fetch_ns + record.warp_ns) + (record.fetch_ns if copies else 0.0)
+    return signal_ns, first_ns, signal_ns + own_ns + max(read_ns, turned_ns)
 
 
 def walk_of_run(run: StepRun) -> Walk:
@@ -130,8 +150,7 @@ def walk_of_run(run: StepRun) -> Walk:
         np.concatenate([np.frombuffer(getattr(sm, name)) for sm in run.result.sms])
         for name in ("load_start_ns", "landed_ns", "run_wait_start_ns", "run_start_ns", "end_ns")
     )
-    signalled = run_start + demand.signal_ns[lowered.task_of]
-    used = signalled + demand.work_ns[lowered.task_of]
+    of_record = lowered.task_of
     return Walk(
         records=run.step.table.records,
         task=lowered.task_of,
@@ -142,10 +161,10 @@ def walk_of_run(run: StepRun) -> Walk:
         turned=turned,
         run_start=run_start,
         end=end,
-        signalled=signalled,
-        used=used,
-        reached=used + demand.use_ns[lowered.task_of],
-        copies=demand.copies[lowered.task_of],
+        signalled=run_start + demand.signal_ns[of_record],
+        used=run_start + demand.first_ns[of_record],
+        reached=run_start + demand.last_ns[of_record],
+        copies=demand.copies[of_record],
     )
 
 
@@ -159,8 +178,6 @@ def walk_of_timeline(step: BuiltStep, timeline: Timeline, demand: Demand) -> Wal
     spans = sorted(timeline.spans, key=lambda span: (span.sm, span.run_start_ns, span.end_ns))
     task = np.array([span.task for span in spans], dtype=np.int64)
     run_start, end = np.array([span.run_start_ns for span in spans]), np.array([span.end_ns for span in spans])
-    signalled = np.minimum(run_start + demand.signal_ns[task], end)
-    used = np.minimum(signalled + demand.work_ns[task], end)
     return Walk(
         records=step.table.records[record_of[task]],
         task=task,
@@ -171,8 +188,8 @@ def walk_of_timeline(step: BuiltStep, timeline: Timeline, demand: Demand) -> Wal
         turned=np.array([span.run_wait_ns for span in spans]),
         run_start=run_start,
         end=end,
-        signalled=signalled,
-        used=used,
-        reached=np.minimum(used + demand.use_ns[task], end),
+        signalled=np.minimum(run_start + demand.signal_ns[task], end),
+        used=np.minimum(run_start + demand.first_ns[task], end),
+        reached=np.minimum(run_start + demand.last_ns[task], end),
         copies=demand.copies[task],
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -23,6 +23,7 @@ from rich.live import Live
 from megakernel.assets import locate
 from megakernel.config import ConfigError, check_writable, load_json, pretty_json, write_text_atomic
 from megakernel.plan import Plan
+from megakernel.workload import Bucket
 from tuner import insight, report
 from tuner.export import choices_toml, entry_of
 from tuner.journal import identity_of, open_journal
@@ -31,7 +32,7 @@ from tuner.problem import Problem, load_problem
 from tuner.queue import RemoteWorkers, WorkQueue, open_storage, serve
 from tuner.refresh import refresh as run_refresh
 from tuner.request import all_candidates, request_toml
-from tuner.search import plan_of, simulator_evaluator
+from tuner.search import BucketResult, contest_toml, plan_of, simulator_evaluator
 from tuner.search import search as run_search
 from tuner.study import Ended
 from tuner.worker import work
@@ -73,6 +74,9 @@ def search(
     replay: Annotated[
         str | None, typer.Option(help="Let a record decide, as `runtime measure --tolerant` left it.")
     ] = None,
+    contest: Annotated[
+        str | None, typer.Option("--request", help="Also write who would be timed, for `runtime measure --tolerant`.")
+    ] = None,
     storage: Annotated[
         str | None, typer.Option(help="Leave the scoring to workers that meet here: grpc://HOST:PORT or a database.")
     ] = None,
@@ -82,13 +86,17 @@ def search(
 
     The result is never worse than the hand plan, the reference plan or the reference's order under the hand plan's
     cap, which always race. With --measure the best are timed on a card, beside those plans; files of what was asked
-    and answered stay in OUT.measured. A card that is lost leaves the predictions to decide. However a search ended,
-    the same command goes on from its journal; a larger budget is no other search. Exit code 0 also after Ctrl-C or
-    SIGTERM, once there is a plan to write; 130 before that; 1 when a worker was lost.
+    and answered stay in OUT.measured. A card that is lost leaves the predictions to decide. Without --measure a
+    record decides, if the search file names one (ladder.measured.records) or --replay does; --request writes whom a
+    card should be asked about next. However a search ended, the same command goes on from its journal; a larger
+    budget is no other search. Exit code 0 also after Ctrl-C or SIGTERM, once there is a plan to write; 130 before
+    that; 1 when a worker was lost.
     """
     kept = _journal_path(out, journal)
-    _check_outputs(out, picture, kept)
+    _check_outputs(picture, out=out, journal=kept, request=contest)
     problem = load_problem(config, [*_flags(seconds, trials, seed, jobs), *(assignments or [])])
+    if contest is not None:
+        _only_bucket(problem)
     measurer_for = measurers(problem, f"{out}.measured", replay, measure=measure)
     jobs_here = problem.config.proposals.jobs
     remote = None if storage is None else RemoteWorkers(_queue(problem, storage), jobs_here, lost_after)
@@ -113,19 +121,28 @@ def search(
     command = shlex.join(["tuner", *sys.argv[1:]]).encode(errors="backslashreplace").decode()
     with _undisturbed():
         write_text_atomic(out, pretty_json(plan_of(problem, results, command)))
+        if contest is not None:
+            write_text_atomic(contest, contest_toml(problem, results[0], Path(contest).parent))
+    _show(results, f"of {len(buckets)} buckets" + ("" if kept is None else "; the same command goes on"), picture)
+    for path in (out, contest, picture):
+        if path is not None:
+            Console().print(f"wrote {path}", soft_wrap=True, markup=False)
+    if results[-1].raced.ended is Ended.WORKER_LOST:
+        raise typer.Exit(WORKER_LOST)
+
+
+def _show(results: Sequence[BucketResult], of_all: str, picture: str | None) -> None:
+    """Print results, and draw them; `of_all` ends the sentence that says how many there are, if not all."""
     console = Console(record=picture is not None)
     for each in results:
         console.print(report.result(each))
     ended = results[-1].raced.ended
     if ended is not Ended.COMPLETE:
-        so_far = f"{ended.value}: the best so far, for {len(results)} of {len(buckets)} buckets"
-        console.print(so_far + ("" if kept is None else "; the same command goes on"), style="yellow", soft_wrap=True)
-    console.print(f"wrote {out}", soft_wrap=True, markup=False)
+        so_far = f"{ended.value}: the best so far, for {len(results)} {of_all}"
+        console.print(so_far, style="yellow", soft_wrap=True)
     if picture is not None:
         is_svg = Path(picture).suffix == ".svg"
         write_text_atomic(picture, console.export_svg(title="tuner search") if is_svg else console.export_html())
-    if ended is Ended.WORKER_LOST:
-        raise typer.Exit(WORKER_LOST)
 
 
 @app.command()
@@ -176,9 +193,7 @@ def request(
     """Write all candidates of a small space, and the plans that always race, as one measurement file."""
     check_writable(out)
     problem = load_problem(config)
-    bucket, *others = problem.config.buckets
-    if others:
-        raise ConfigError(f"{config}: has {1 + len(others)} buckets, a measurement file has one")
+    bucket = _only_bucket(problem)
     named = all_candidates(problem, bucket)
     write_text_atomic(out, request_toml(problem, bucket, named, Path(out).parent))
     Console().print(f"wrote {len(named)} variants to {out}", soft_wrap=True, markup=False)
@@ -238,6 +253,13 @@ def export(
     Console().print(f"wrote {out}", soft_wrap=True, markup=False)
 
 
+def _only_bucket(problem: Problem) -> Bucket:
+    bucket, *others = problem.config.buckets
+    if others:
+        raise ConfigError(f"{problem.source}: has {1 + len(others)} buckets, a measurement file has one")
+    return bucket
+
+
 def _queue(problem: Problem, storage: str) -> WorkQueue:
     return WorkQueue(open_storage(storage), identity_of(problem))
 
@@ -280,16 +302,18 @@ def _journal_path(out: str, journal: str | None) -> str | None:
     return None if Path(out).exists() and not Path(out).is_file() else f"{out}.journal"
 
 
-def _check_outputs(out: str, picture: str | None, journal: str | None) -> None:
-    check_writable(out)
-    if journal is not None and Path(journal).resolve() in {Path(each).resolve() for each in (out, picture) if each}:
-        raise ConfigError(f"--journal {journal}: is another output too; needed a file of its own")
-    if picture is not None:
-        if Path(picture).suffix not in (".svg", ".html"):
-            raise ConfigError(f"--picture {picture}: needed a name that ends in .svg or .html")
-        if Path(picture).resolve() == Path(out).resolve():
-            raise ConfigError(f"--picture and --out are both {out}; needed two files")
-        check_writable(picture)
+def _check_outputs(picture: str | None, **paths: str | None) -> None:
+    """Refuse what can't be written, and one file for two of them, by their options' names."""
+    taken: dict[Path, str] = {}
+    for option, path in {**paths, "picture": picture}.items():
+        if path is None:
+            continue
+        other = taken.setdefault(Path(path).resolve(), option)
+        if other != option:
+            raise ConfigError(f"--{other} and --{option} are both {path}; needed two files")
+        check_writable(path)
+    if picture is not None and Path(picture).suffix not in (".svg", ".html"):
+        raise ConfigError(f"--picture {picture}: needed a name that ends in .svg or .html")
 
 
 def _flags(seconds: float | None, trials: int | None, seed: int | None, jobs: int | None) -> list[str]:

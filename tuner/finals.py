@@ -76,7 +76,8 @@ class Stadium:
     def measure(self, stage: Stage, standings: Sequence[Standing]) -> Mapping[str, Measured]:
         """Outcomes by name; those that the journal has are not measured again."""
         named = {each.name: each.choices for each in standings}
-        asked = digest([stage, self._how.model_dump(exclude={"seconds", "timeout_s"}), *map(list, named.items())])
+        how = self._how.model_dump(exclude={"seconds", "timeout_s", "records"})
+        asked = digest([stage, self._measurer.source, how, *map(list, named.items())])
         known = self._journal.measured(asked)
         batch = BATCH.validate_python(known) if known else self._measurer.measure(stage, named, self.left_s)
         if not known and not any(isinstance(each, MachineLost) for each in batch.outcomes.values()):
@@ -86,13 +87,27 @@ class Stadium:
         return batch.outcomes
 
 
+def contenders(standings: Sequence[Standing], baselines: Sequence[Standing], how: Measuring) -> list[Standing]:
+    """Who is measured: `baselines` and the best `how.top` of the others.
+
+    Of those with equal predictions only the first is: what they differ in is nothing to the simulator, and a card's
+    time is better spent on others.
+    """
+    known = [each.choices for each in baselines]
+    others: dict[tuple[float, float], Standing] = {}
+    for each in standings:
+        if each.choices not in known:
+            others.setdefault((each.score.expected_ns, each.score.p95_ns), each)
+    return [*{each.choices: each for each in baselines}.values(), *list(others.values())[: how.top]]
+
+
 def hold_finals(
     standings: Sequence[Standing], baselines: Sequence[Standing], how: Measuring, stadium: Stadium
 ) -> Finals:
-    """Measure the best `how.top` of `standings`, and `baselines`; then the best of those again."""
-    contenders: dict[Choices, Standing] = {each.choices: each for each in (*baselines, *standings[: how.top])}
-    first = stadium.measure("first", list(contenders.values()))
-    finals = [Final(each, first[each.name]) for each in contenders.values()]
+    """Measure the contenders, then the best of them again."""
+    racing = contenders(standings, baselines, how)
+    first = stadium.measure("first", racing)
+    finals = [Final(each, first[each.name]) for each in racing]
     timed = sorted((each for each in finals if isinstance(each.first, Timed)), key=_first_ns)
     failed = [each for each in finals if not isinstance(each.first, Timed)]
     spent_s = stadium.device_s

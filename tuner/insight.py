@@ -7,7 +7,7 @@ itself. Called by `tuner show`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,11 @@ from tuner.journal import IDENTITY, VALUES, read_storage
 from tuner.search import study_name
 from tuner.values import NO_CAP
 
-SIZES: dict[str, Callable[[int], tuple[float, float]]] = {
-    "history": lambda _: (9.0, 5.0),
-    "slices": lambda count: (max(2.6 * count, 4.0), 3.6),
-}
-"""Inches of a picture, by how many plots it has."""
+HISTORY_INCHES, SLICE_INCHES = (9.0, 5.0), (2.8, 3.6)
+"""Width and height of the history's picture, and of one slice in theirs."""
+
+PICTURED = 7
+"""Choices whose slices are in the picture, those that matter most; the page has all."""
 
 LEAST_TRIALS = 8
 """Scored candidates below which Optuna is not asked what matters: it would say something all the same."""
@@ -77,10 +77,7 @@ def of_study(study: optuna.Study) -> Insight:
         for trial in scored
         if trial.value is not None
     ]
-    importances: dict[str, float] = {}
-    if len(samples) >= LEAST_TRIALS:
-        importances = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator())
-    return Insight("on few layers, of all in the journal", len(samples), _worths(samples), importances)
+    return Insight("on few layers, of all in the journal", len(samples), _worths(samples), _importances(study))
 
 
 def studies_of(path: str, plan: Plan) -> list[optuna.Study]:
@@ -115,20 +112,34 @@ def plot(study: optuna.Study, folder: Path, number: int) -> list[Path]:
         page: str = figure.to_html(include_plotlyjs=True)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         write_text_atomic(path, page)
         written.append(path)
-    drawn = optuna.visualization.matplotlib
+    return written + [_pictured(valued, name, folder / f"{name}-{number}.png") for name in figures]
+
+
+def _pictured(valued: optuna.Study, name: str, path: Path) -> Path:
+    """Draw one picture; its path."""
+    drawn, importances = optuna.visualization.matplotlib, _importances(valued)
+    shown = sorted(importances, key=importances.__getitem__, reverse=True)[:PICTURED] or None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        axes = {
-            "history": drawn.plot_optimization_history(valued, target_name="predicted ns"),
-            "slices": drawn.plot_slice(valued, target_name="predicted ns"),
-        }
-    for name, axis in axes.items():
-        figure: Any = getattr(axis, "flat", [axis])[0].figure
-        figure.set_size_inches(*SIZES[name](len(getattr(axis, "flat", [axis]))))
-        path = folder / f"{name}-{number}.png"
-        figure.savefig(path, dpi=100, bbox_inches="tight")
-        written.append(path)
-    return written
+        axis: Any = (
+            drawn.plot_optimization_history(valued, target_name="predicted ns")
+            if name == "history"
+            else drawn.plot_slice(valued, params=shown, target_name="predicted ns")
+        )
+    plots = list(getattr(axis, "flat", [axis]))
+    width, height = SLICE_INCHES
+    plots[0].figure.set_size_inches(*(HISTORY_INCHES if name == "history" else (max(width * len(plots), 4.0), height)))
+    for each in plots if name == "slices" else ():
+        each.tick_params("x", rotation=60, labelsize=7)
+    plots[0].figure.savefig(path, dpi=100, bbox_inches="tight")
+    return path
+
+
+def _importances(study: optuna.Study) -> dict[str, float]:
+    """What Optuna says that each choice matters, if there is enough to say something of."""
+    if len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))) < LEAST_TRIALS:
+        return {}
+    return get_param_importances(study, evaluator=PedAnovaImportanceEvaluator())
 
 
 def _study(path: str, storage: BaseStorage, name: str, plan: Plan) -> optuna.Study:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import which
 from time import monotonic
@@ -24,7 +24,7 @@ from megakernel.measurement import Fault, Record
 from megakernel.tiling import Choices
 from megakernel.workload import Bucket
 from tuner.outcome import FailedBuild, Hung, Illegal, MachineLost, Measured, Timed, Unrecorded, Wrong
-from tuner.problem import Problem
+from tuner.problem import Problem, load_record
 from tuner.request import request_toml
 from tuner.search_config import Measuring
 
@@ -45,7 +45,15 @@ class Batch:
 
 
 class Measurer(Protocol):
-    """Times candidates in turns; an outcome is never an exception."""
+    """Times candidates in turns; an outcome is never an exception.
+
+    `source` tells those apart whose answers to one question may differ: a record from another, and from a card.
+    """
+
+    @property
+    def source(self) -> str:
+        """Who answers."""
+        ...
 
     def measure(self, stage: Stage, named: Mapping[str, Choices], seconds: float) -> Batch:
         """Measure `named`, within `seconds` of a card's time."""
@@ -59,6 +67,11 @@ class Command:
     problem: Problem
     bucket: Bucket
     folder: Path
+
+    @property
+    def source(self) -> str:
+        """A card, whichever the command reaches."""
+        return "card"
 
     def measure(self, stage: Stage, named: Mapping[str, Choices], seconds: float) -> Batch:
         """Run the command until it has answered for everybody; whom it dies on is blamed and left out."""
@@ -118,6 +131,11 @@ class Replay:
 
     record: Record
 
+    @property
+    def source(self) -> str:
+        """This record."""
+        return digest(self.record)
+
     def measure(self, stage: Stage, named: Mapping[str, Choices], seconds: float) -> Batch:
         """Look everybody up; the device time is what their launches took."""
         del seconds
@@ -134,14 +152,15 @@ MeasurerFor = Callable[[Bucket], Measurer | None]
 
 
 def measurers(problem: Problem, folder: str, replay: str | None, *, measure: bool) -> MeasurerFor:
-    """Who times finalists, by bucket: the command, whose files stay in `folder`, the record `replay`, or nobody."""
+    """Who times finalists, by bucket: the command, whose files stay in `folder`, a record in its bucket, or nobody.
+
+    The record is `replay` or, where nothing else is asked, the latest of the bucket that the search file names.
+    """
     if measure and replay is not None:
         raise ConfigError("--measure and --replay both say who decides; needed one of them")
-    if replay is not None:
-        record = load_record(replay, problem)
-        return lambda bucket: Replay(record) if bucket == record.bucket else None
     if not measure:
-        return lambda _: None
+        told = problem if replay is None else replace(problem, records=(_replayed(replay, problem),))
+        return lambda bucket: None if (record := told.record_of(bucket)) is None else Replay(record)
     check_command(problem.config.ladder.measured)
 
     def command(bucket: Bucket) -> Command:
@@ -164,11 +183,9 @@ def check_command(how: Measuring) -> None:
         )
 
 
-def load_record(path: str, problem: Problem) -> Record:
-    """A record to replay; ConfigError when it is of another model or bucket."""
-    record = load_json(path, Record)
-    if record.model_digest != digest(problem.model):
-        raise ConfigError(f"{path}: measured another model than {problem.config.model}")
+def _replayed(path: str, problem: Problem) -> Record:
+    """The record to replay; ConfigError when it is of another model, or of a bucket that the search does not have."""
+    record = load_record(Path(path), problem.model)
     buckets = problem.config.buckets
     if record.bucket not in buckets:
         raise ConfigError(f"{path}: measured the bucket {record.bucket}, the search has {', '.join(map(str, buckets))}")

@@ -15,10 +15,11 @@ from pydantic import BaseModel
 
 from megakernel import limits
 from megakernel.assets import locate
-from megakernel.config import ConfigError, load_toml
+from megakernel.config import ConfigError, digest, load_json, load_toml
 from megakernel.families import read_model
 from megakernel.hardware import HardwareSpec, load_hardware
 from megakernel.lowering import lower
+from megakernel.measurement import Record
 from megakernel.model import ModelSpec
 from megakernel.tiling import Choices, Rounding
 from megakernel.workload import Bucket
@@ -28,6 +29,7 @@ from tuner.space import Space
 HAND = "hand plan"
 REFERENCE = "reference plan"
 REFERENCE_ORDER = "reference order, hand cap"
+RECORDED = "best on record"
 
 PROBES = 200
 """Random points tried before a space is said to hold nothing legal."""
@@ -43,20 +45,44 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Problem:
-    """A search, ready to run; `source` is the file's name for messages and provenance."""
+    """A search, ready to run; `source` is the file's name for messages and provenance, `records` earlier contests."""
 
     source: str
     config: SearchConfig
     model: ModelSpec
     chip: HardwareSpec
     baselines: tuple[Baseline, ...]
+    records: tuple[Record, ...] = ()
 
     def racing(self, bucket: Bucket, rounding: Rounding | None = None) -> tuple[Baseline, ...]:
-        """The baselines as they race in `bucket`: in the rounding that is settled, if one is, and a ring that fits."""
+        """The baselines as they race in `bucket`: in the rounding that is settled, if one is, and a ring that fits.
+
+        The fastest on record is one of them where it was timed: in its own bucket and rounding.
+        """
         found = self.baselines
         if rounding is not None:
             found = tuple(replace(each, choices=_with(each.choices, rounding=rounding)) for each in found)
-        return tuple(replace(each, choices=_shortened(self.model, bucket, each.choices, self.chip)) for each in found)
+        found = [replace(each, choices=_shortened(self.model, bucket, each.choices, self.chip)) for each in found]
+        fastest = self.fastest_on_record(bucket)
+        is_known = fastest in [each.choices for each in found]
+        if fastest is None or is_known or rounding not in (None, fastest.rounding):
+            return tuple(found)
+        return (*found, Baseline(RECORDED, fastest))
+
+    def record_of(self, bucket: Bucket) -> Record | None:
+        """The latest record of `bucket`."""
+        return next((each for each in self.records if each.bucket == bucket), None)
+
+    def fastest_on_record(self, bucket: Bucket) -> Choices | None:
+        """The fastest of the bucket's latest record that can still run."""
+        record = self.record_of(bucket)
+        if record is None:
+            return None
+        timed = {name: choices for name, choices in record.choices.items() if name not in record.faults}
+        for name in sorted(timed, key=record.median_ms):
+            if not limits.reasons(self.model, bucket, timed[name], self.chip):
+                return timed[name]
+        return None
 
 
 def load_problem(given: str, overrides: Iterable[str] = ()) -> Problem:
@@ -73,11 +99,12 @@ def load_problem(given: str, overrides: Iterable[str] = ()) -> Problem:
     hand, reference = load_toml(hand_path, Choices), load_toml(reference_path, Choices)
     others = tuple(map(beside, config.baselines.also))
     also = tuple(Baseline(path.stem.replace("-", " "), load_toml(path, Choices)) for path in others)
-    problem = Problem(given, config, model, chip, (*baselines(hand, reference), *also))
+    records = tuple(load_record(beside(each), model) for each in config.ladder.measured.records)
+    problem = Problem(given, config, model, chip, (*baselines(hand, reference), *also), records)
     sources = (hand_path, reference_path, reference_path, *others)
     for bucket in config.buckets:
         racing = problem.racing(bucket)
-        for source, written, baseline in zip(sources, problem.baselines, racing, strict=True):
+        for source, written, baseline in zip(sources, problem.baselines, racing, strict=False):
             # As it is given it must do for one row: more rows are all that shortens a ring.
             _check(f"{source}: the {written.name}", model, bucket.model_copy(update={"rows": 1}), written.choices, chip)
             _check(f"{source}: the {baseline.name}", model, bucket, baseline.choices, chip)
@@ -86,6 +113,14 @@ def load_problem(given: str, overrides: Iterable[str] = ()) -> Problem:
             raise ConfigError(f"{given}: {_title(bucket)}: {short[0]}")
         _check_space(given, Space(model, bucket, chip, config.space), racing, (model, bucket, chip))
     return problem
+
+
+def load_record(path: Path, model: ModelSpec) -> Record:
+    """A record of a contest; ConfigError when it is of another model."""
+    record = load_json(path, Record)
+    if record.model_digest != digest(model):
+        raise ConfigError(f"{path}: measured another model than the search's")
+    return record
 
 
 def baselines(hand: Choices, reference: Choices) -> tuple[Baseline, ...]:

@@ -9,7 +9,7 @@ is scored twice at a rung. Refuses to propose: `study.py` does.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
 from time import monotonic
@@ -39,10 +39,13 @@ class Standing:
 class Race:
     """Outcomes of all candidates; `counts` says what became of them."""
 
-    def __init__(self, workers: NotedWorkers, ladder: Ladder | None = None) -> None:
-        """Nobody has started."""
+    def __init__(
+        self, workers: NotedWorkers, ladder: Ladder | None = None, clock: Callable[[], float] = monotonic
+    ) -> None:
+        """Nobody has started; `clock` is the search's, in seconds."""
         self._workers = workers
         self._ladder = ladder or Ladder()
+        self._clock = clock
         self._screen = Rung[self._ladder.screen.upper()]
         self._names: dict[Choices, str] = {}
         self._early: dict[Choices, Outcome] = {}  # at the bound or, for those that pass it, on few layers
@@ -154,7 +157,7 @@ class Race:
 
     def _finish(self, candidates: Sequence[Choices]) -> list[Choices]:
         """Score candidates on all layers; those that were refused there."""
-        started_s = monotonic()
+        started_s = self._clock()
         refused: list[Choices] = []
         for choices, outcome in zip(candidates, self._workers.evaluate(candidates, Rung.ALL_LAYERS), strict=True):
             if isinstance(outcome, Scored):
@@ -164,7 +167,7 @@ class Race:
                 self._early[choices] = outcome
                 self.counts[REFUSED] += 1
                 refused.append(choices)
-        self._busy_s += (monotonic() - started_s) * min(self._workers.jobs, len(candidates))
+        self._busy_s += (self._clock() - started_s) * min(self._workers.jobs, len(candidates))
         return refused
 
 

@@ -27,9 +27,14 @@ class EntryChange:
 
     @property
     def faster_losers(self) -> tuple[Score, ...]:
-        """Losers that are now predicted to be faster than the choices of the plan: reasons to search again."""
+        """Losers that are now predicted to be faster than the choices of the plan: reasons to search again.
+
+        Where a card has timed those, no prediction is.
+        """
         predicted_ns = self.after.predicted_ns
         assert predicted_ns is not None
+        if self.after.measured_ns is not None:
+            return ()
         return tuple(each for each in self.after.losers if each.predicted_ns < predicted_ns)
 
 

@@ -157,6 +157,12 @@ def _finals(finals: Finals) -> RenderableType:
         table.add_row(*row, style="bold green" if is_winner else "")
     spent = f"{finals.card or 'no card'}; {finals.device_s:.0f} device seconds"
     note = [Text(f"predictions stand: {finals.why}", style="yellow")] if finals.why else []
+    if finals.winner is not None:
+        won_ns = finals.winner.score.expected_ns
+        unknown = [each for each in finals.finals if isinstance(each.outcome, Unrecorded)]
+        hopeful = sum(each.standing.score.expected_ns < won_ns for each in unknown)
+        if hopeful:
+            note.append(Text(f"{hopeful} predicted faster, which no card has timed: --request FILE, or --measure"))
     return Group(table, Text(spent, style="dim"), *note)
 
 
@@ -257,15 +263,16 @@ def _worths(insight: Insight) -> Table:
     table.add_column(f"best with each value, above the best of {insight.num_candidates} ({insight.source})")
     best_ns = min(worths[0].best_ns for worths in insight.worths.values())
 
-    def spread(name: str) -> float:
-        return insight.importances.get(name, 0.0) or insight.worths[name][1].best_ns / best_ns - 1.0
+    def matters(name: str) -> tuple[float, float]:
+        """What Optuna says and, where it says nothing, what the second best value costs."""
+        return insight.importances.get(name, 0.0), insight.worths[name][1].best_ns
 
-    for name in sorted(insight.worths, key=spread, reverse=True):
+    for name in sorted(insight.worths, key=matters, reverse=True):
         worths = insight.worths[name]
         each = [f"{worth.value} +{100.0 * (worth.best_ns / best_ns - 1.0):.1f}%" for worth in worths[:SHOWN_VALUES]]
         more = [f"{len(worths) - SHOWN_VALUES} more"] if len(worths) > SHOWN_VALUES else []
-        matters = [f"{100.0 * insight.importances.get(name, 0.0):.0f}%"] if insight.importances else []
-        table.add_row(*_plain(name, *matters, ", ".join([*each, *more])))
+        share = [f"{100.0 * insight.importances.get(name, 0.0):.0f}%"] if insight.importances else []
+        table.add_row(*_plain(name, *share, ", ".join([*each, *more])))
     return table
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from megakernel.build import build_step
 from megakernel.config import ConfigError, canonical_json, digest
@@ -17,13 +18,14 @@ from megakernel.tiling import Rounding
 from megakernel.workload import Bucket, Workload
 from simulator.bounds import bounds
 from tuner.evaluate import Evaluator, SimulatorEvaluator
-from tuner.finals import Finals, Stadium, hold_finals
+from tuner.finals import Finals, Stadium, contenders, hold_finals
 from tuner.journal import BucketJournal, Journal
 from tuner.measure import MeasurerFor
 from tuner.outcome import Rung, Scored
 from tuner.problem import Problem
 from tuner.queue import RemoteWorkers
 from tuner.race import Standing
+from tuner.request import request_toml
 from tuner.rounding import common, settle
 from tuner.search_config import Budget, SearchConfig
 from tuner.space import Space
@@ -119,6 +121,12 @@ def plan_of(problem: Problem, results: tuple[BucketResult, ...], command: str) -
     )
 
 
+def contest_toml(problem: Problem, result: BucketResult, folder: Path) -> str:
+    """A measurement file, to lie in `folder`, of those whom a card should be asked about."""
+    racing = contenders(result.raced.standings, result.baselines, problem.config.ladder.measured)
+    return request_toml(problem, result.bucket, {each.name: each.choices for each in racing}, folder)
+
+
 def study_name(idx: int, bucket: Bucket, rounding: Rounding | None) -> str:
     """Name of a bucket's study; several buckets are searched for one rounding."""
     settled = "" if rounding is None else f", rounding {digest(rounding).removeprefix('sha256:')[:8]}"
@@ -141,8 +149,12 @@ class _Search:
         self._evaluator_for, self._measurer_for, self._journal = evaluator_for, measurer_for, journal
 
     def settled_rounding(self) -> Rounding:
-        """The rounding that suits all buckets best."""
+        """The rounding that suits all buckets best; where a card has timed one, that of the fastest on record."""
         problem = self._problem
+        for bucket in problem.config.buckets:
+            fastest = problem.fastest_on_record(bucket)
+            if fastest is not None:
+                return fastest.rounding
         spaces = [Space(problem.model, each, problem.chip, problem.config.space) for each in problem.config.buckets]
         shared = common([each.roundings for each in spaces])
         if not shared:

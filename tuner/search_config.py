@@ -69,9 +69,14 @@ class Measuring(Frozen):
     again on fresh samples. `seconds` of a card's time are spent in all, `timeout_s` waited for one answer. A `command`
     that fails without a culprit is tried `retries` times more; it is given a measurement file and --out RECORD.
     `kernel` and `steps` a launch are how the plan will run.
+
+    `records` are contests on this chip, the latest of a bucket before older ones: the latest decides where there is no
+    --measure, as --replay would, and the fastest of it always races. So a plan that was only predicted never takes the
+    place of one that a card has timed.
     """
 
     command: tuple[str, ...] = Field(default=("runtime", "measure", "--tolerant"), min_length=1)
+    records: tuple[str, ...] = ()
     top: int = Field(default=4, ge=1)
     confirmed: int = Field(default=3, ge=1)
     rounds: int = Field(default=9, ge=1)

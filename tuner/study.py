@@ -105,7 +105,7 @@ class BucketStudy:
         self._space, self._baselines, self._config = course.space, course.baselines, course.config
         self._floor_ns, self._watch = course.floor_ns, watch
         self._journal, self._known = journal, journal.trials
-        self._race = Race(workers, course.config.ladder)
+        self._race = Race(workers, course.config.ladder, course.clock)
         self._neighbours = Neighbours(course.space)
         self._distributions = _distributions(course.space)
         self._attempts: list[Attempt] = []

@@ -95,7 +95,7 @@ def _with_ring(model: ModelSpec, bucket: Bucket, base: Choices, chip: HardwareSp
 
 
 def _bases(model: ModelSpec) -> Iterator[Choices]:
-    name = "served" if model.block == "parallel" else "sequential-hand"
+    name = "attention-first" if model.block == "parallel" else "sequential-hand"
     yield load_toml(asset(f"configs/choices/{name}.toml"), Choices)
     if model.block == "parallel":
         interleave = Interleave(order=("project", "up", "attend", "merge", "down", "output"))

@@ -19,7 +19,7 @@ from megakernel.model import ModelSpec, RoutedMlp
 from megakernel.table import TaskTable
 from megakernel.tiling import Choices, Rounding, slice_of
 from megakernel.workload import ROW_TILE, Bucket
-from megakernel.workspace import CONSUMER_WARPS, Workspace, down_columns, workspace
+from megakernel.workspace import CONSUMER_WARPS, RECORD_SLOTS, Workspace, down_columns, workspace
 
 UNLIKELY = 0x9E3779B9
 """Random data never fold to this in practice, so that what looks used costs no store."""
@@ -36,7 +36,7 @@ class KernelOptions(Frozen):
     """
 
     consumer_warps: int = Field(default=CONSUMER_WARPS, ge=1, le=16)
-    slots: int = Field(default=6, ge=2)
+    slots: int = Field(default=RECORD_SLOTS, ge=2)
     pollers: int = Field(default=1, ge=1)
     poll_stagger_cycles: int = Field(default=400, ge=0)
     poll_pause_ns: int = Field(default=0, ge=0)

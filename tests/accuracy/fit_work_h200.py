@@ -1,10 +1,10 @@
-"""Fits the work of a computing kernel's tasks to every other variant of a contest, and checks it on the others.
+"""Fits the work of a computing kernel's tasks to every other variant of two contests, and checks it on the others.
 
     python tests/accuracy/fit_work_h200.py [--fit ROUNDS] [--contest MEASUREMENT.json] [--record RECORD.json]
 
 Prints every variant, measured and simulated, and figures of rank and regret; `--record` writes them. `--fit` improves
-the constants that `configs/hardware/h200.toml` calls fitted to it, on the fitted half alone, and prints them with
-intervals; write them there by hand. The times of memory and hand-offs are not touched: `fit_h200.py` fits those to
+the constants that `configs/hardware/h200.toml` calls fitted by this script, on the fitted halves alone, and prints them
+with intervals; write them there by hand. The times of memory and hand-offs are not touched: `fit_h200.py` fits those to
 programs that stream. Another contest of North is only shown beside what is simulated.
 """
 
@@ -19,15 +19,16 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
-from support.contest import contest, mean_error, measured_ms, regret, simulated_ms, spearman
+import numpy as np
+from support.contest import contest, fitted_half, mean_error, measured_ms, regret, simulated_ms, spearman
 from support.refit import refit
 
 from megakernel.assets import asset
 from megakernel.hardware import HardwareSpec, load_hardware
+from megakernel.measurement import Record
 from megakernel.work import WorkCosts
 
-CONTEST = "north-h200-orders"
-SHIPPED = f"configs/measurements/{CONTEST}.json"
+CONTESTS = ("configs/measurements/north-h200-orders.json", "configs/measurements/north-h200-plan.json")
 TOP = 8
 
 
@@ -35,59 +36,65 @@ def main() -> None:
     """Run as a script."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     options.add_argument("--fit", type=int, default=0, metavar="ROUNDS", help="improve the constants first")
-    options.add_argument("--contest", default=SHIPPED)
+    options.add_argument("--contest", action="append", help="another one than those of the fit; repeat for more")
     options.add_argument("--record", type=Path)
     chosen = options.parse_args()
-    record, chip = contest(chosen.contest), load_hardware(asset("configs/hardware/h200.toml"))
-    measured = measured_ms(record)
-    fitted_half = tuple(measured)[::2]
+    chip = load_hardware(asset("configs/hardware/h200.toml"))
     if chosen.fit:
-        chip = fitted(chip, fitted_half, chosen.fit)
-    found = simulated_ms(record, chip)
-    for name, ms in found.items():
-        half = "fitted" if chosen.contest == SHIPPED and name in fitted_half else "kept for checking"
-        print(f"{name:28} measured {measured[name]:.3f} simulated {ms:.3f} {ms / measured[name] - 1:+6.1%} {half}")
-    kept = {name: ms for name, ms in found.items() if name not in fitted_half}
-    orders = {name: ms for name, ms in found.items() if record.choices[name].counters.words == 1}
+        chip = fitted(chip, chosen.fit)
     figures = {
-        "what": "rank of the orders of a contest",
-        "contest": Path(chosen.contest).stem,
-        "measured": record.date,
-        "mean_error": round(mean_error(measured, found), 5),
-        "mean_error_kept_for_checking": round(mean_error(measured, kept), 5),
-        "worst_error": round(max(abs(ms / measured[name] - 1) for name, ms in found.items()), 5),
-        "orders": len(orders),
-        "spearman": round(spearman(measured, orders), 4),
-        "spearman_kept_for_checking": round(spearman(measured, kept), 4),
-        f"regret_top_{TOP}": round(regret(measured, orders, TOP), 5),
-        "regret_top_1": round(regret(measured, orders, 1), 5),
+        "what": "rank of the variants of contests",
         "work": {name: getattr(chip.work, name) for name in fitted_constants(chip)},
-        "simulated_ms": {name: round(ms, 4) for name, ms in found.items()},
+        "contests": {Path(path).stem: shown(path, chip) for path in chosen.contest or CONTESTS},
     }
-    print(json.dumps(figures))
     if chosen.record:
         chosen.record.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
+def shown(path: str, chip: HardwareSpec) -> dict[str, object]:
+    """One contest's figures, printed after its variants."""
+    record = contest(path)
+    measured, found = measured_ms(record), simulated_ms(record, chip)
+    half = fitted_half(record) if path in CONTESTS else ()
+    print(f"{path}, measured {record.date}")
+    for name, ms in found.items():
+        kept = "fitted" if name in half else "kept for checking"
+        print(f"{name:48} measured {measured[name]:.3f} simulated {ms:.3f} {ms / measured[name] - 1:+6.1%} {kept}")
+    others = {name: ms for name, ms in found.items() if name not in half}
+    figures = {
+        "measured": record.date,
+        "variants": len(found),
+        "mean_error": round(mean_error(measured, found), 5),
+        "mean_error_kept_for_checking": round(mean_error(measured, others), 5),
+        "worst_error": round(max(abs(ms / measured[name] - 1) for name, ms in found.items()), 5),
+        "spearman": round(spearman(measured, found), 4),
+        "spearman_kept_for_checking": round(spearman(measured, others), 4),
+        f"regret_top_{TOP}": round(regret(measured, found, TOP), 5),
+        "regret_top_1": round(regret(measured, found, 1), 5),
+        "simulated_ms": {name: round(ms, 4) for name, ms in found.items()},
+    }
+    print(json.dumps({key: value for key, value in figures.items() if key != "simulated_ms"}))
+    return figures
+
+
 def fitted_constants(chip: HardwareSpec) -> list[str]:
-    """Names of the works whose source says that they are fitted to this contest."""
+    """Names of the works whose source says that this script fitted them."""
     sources = {name: chip.sources.get(f"work.{name}", "") for name in WorkCosts.model_fields}
-    return [name for name, source in sources.items() if source.startswith("fitted") and CONTEST in source]
+    return [name for name, source in sources.items() if source.startswith("fitted") and Path(__file__).name in source]
 
 
-def fitted(chip: HardwareSpec, names: tuple[str, ...], rounds: int) -> HardwareSpec:
-    """Fit the chip's works to the named variants; prints them and their intervals."""
-    record = contest(SHIPPED)
-    measured = measured_ms(record)
+def fitted(chip: HardwareSpec, rounds: int) -> HardwareSpec:
+    """Fit the chip's works to the fitted halves; prints them and their intervals."""
+    records = [contest(path) for path in CONTESTS]
+    halves: list[tuple[Record, tuple[str, ...]]] = [(record, fitted_half(record)) for record in records]
+    measured = [measured_ms(record)[name] for record, names in halves for name in names]
 
-    return refit(
-        chip,
-        "work",
-        fitted_constants(chip),
-        [measured[name] for name in names],
-        lambda changed: list(simulated_ms(record, changed, names).values()),
-        rounds,
-    )
+    def simulate(changed: HardwareSpec) -> list[float]:
+        return [ms for record, names in halves for ms in simulated_ms(record, changed, names).values()]
+
+    before = np.array(simulate(chip)) / measured - 1.0
+    print(f"{len(measured)} variants, mean error {np.abs(before).mean():.5f} before")
+    return refit(chip, "work", fitted_constants(chip), measured, simulate, rounds)
 
 
 if __name__ == "__main__":

@@ -113,4 +113,4 @@ def test_what_an_arrival_costs_a_step_is_what_was_measured(found, order):
     times = {cell[6]: pair for cell, pair in found.items() if cell[0] == "step" and cell[3] == order and cell[5] == CAP
              and cell[2] == "hand"}  # fmt: skip
     measured, simulated = (times["release"][side] - times["relaxed"][side] for side in (0, 1))
-    assert simulated == pytest.approx(measured, rel=0.4)
+    assert simulated == pytest.approx(measured, rel=0.5)

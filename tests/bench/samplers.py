@@ -1,10 +1,11 @@
 """Which sampler finds the best candidates of North Mini Code on an H200 in a minute of one core.
 
-    python tests/bench/samplers.py RECORD.json [--seconds 60] [--seeds 5] [--only NAME ...] [--cache FILE]
+    python tests/bench/samplers.py RECORD.json [--seconds 60] [--seeds 5] [--only NAME ...] [--processes N]
+                                   [--stop-after SECONDS] [--cache FOLDER]
 
-Every method starts from the three plans that always race and screens on few layers; times are the best as screened
-over the bound of any plan, by seed, at each quarter of the budget. RECORD.json is written after every search and gone
-on from.
+Every method starts from the hand and reference plans and screens on few layers; times are the best as screened
+over the bound of any plan, by seed, at each quarter of the budget. Each search is a process on one core, which counts
+its own processor seconds. RECORD.json is written after every search and gone on from.
 """
 
 # ruff: noqa: T201, E402 - a script reports on stdout; the clone is not installed
@@ -16,13 +17,15 @@ import json
 import statistics
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 
 import optuna
 from optuna.samplers import CmaEsSampler, GPSampler, RandomSampler, TPESampler
-from support.metered import Cache, metered, shipped, study_of
+from support.metered import Cache, from_scratch, metered, study_of
+from support.spread import spread
 
 from tuner.study import Progress
 
@@ -47,27 +50,34 @@ def main() -> None:
     options.add_argument("--seeds", type=int, default=5)
     options.add_argument("--only", nargs="*", default=list(METHODS))
     options.add_argument("--search", default="north-mini-code-h200")
-    options.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "counterpoint-scores.jsonl")
+    options.add_argument("--processes", type=int, default=1)
+    options.add_argument("--stop-after", type=float, default=float("inf"), help="begin no search after so long")
+    options.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "counterpoint-scores")
     chosen = options.parse_args()
     record = json.loads(chosen.record.read_text(encoding="utf-8")) if chosen.record.exists() else {}
     record = {"what": "samplers", "search": chosen.search, "seconds": chosen.seconds, "runs": {}, **record}
-    cache = Cache(chosen.cache)
-    for seed in range(chosen.seeds):
-        for name in chosen.only:
-            runs = record["runs"].setdefault(name, {})
-            if str(seed) not in runs:
-                runs[str(seed)] = run(chosen.search, name, seed, chosen.seconds, cache)
-                print(name, seed, json.dumps(runs[str(seed)]), flush=True)
-                record["summary"] = summary(record["runs"])
-                chosen.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    asked = [(name, str(seed)) for seed in range(chosen.seeds) for name in chosen.only]
+    runs = [
+        (f"{name}|{seed}", partial(run, chosen.search, name, int(seed), chosen.seconds, chosen.cache))
+        for name, seed in asked
+        if seed not in record["runs"].get(name, {})
+    ]
+    for both, found in spread(runs, chosen.processes, chosen.stop_after):
+        print(both, found, flush=True)
+        if isinstance(found, dict):
+            name, seed = both.split("|")
+            record["runs"].setdefault(name, {})[seed] = found
+            record["summary"] = summary(record["runs"])
+            chosen.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-def run(search: str, name: str, seed: int, seconds: float, cache: Cache) -> dict[str, object]:
+def run(search: str, name: str, seed: int, seconds: float, folder: Path) -> dict[str, object]:
     """One search: best over the bound at each quarter of the budget, candidates, and the sampler's own seconds."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     percent, make = METHODS[name]
     sampler = make(seed)
-    problem = shipped(
+    cache = Cache.of(folder, "samplers", search, name, seed)
+    problem = from_scratch(
         search,
         f"budget.seconds={seconds}",
         "budget.trials=1000000",

@@ -30,6 +30,11 @@ def measured_ms(record: Record) -> Times:
     return {name: record.median_ms(name) for name in record.choices if name not in record.faults}
 
 
+def fitted_half(record: Record) -> tuple[str, ...]:
+    """Names of every other variant: the half that constants may be fitted to."""
+    return tuple(measured_ms(record))[::2]
+
+
 def simulated_ms(record: Record, chip: HardwareSpec | None = None, names: Sequence[str] | None = None) -> Times:
     """What the simulator says of the named variants of North, or of all; two processes."""
     names = tuple(measured_ms(record)) if names is None else names

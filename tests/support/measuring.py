@@ -51,6 +51,7 @@ class FakeCard:
     again: dict[str, Measured] = field(default_factory=dict)
     took_s: float = 1.0
     asked: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    source: str = "card"
 
     def measure(self, stage, named, seconds):
         """Note who is measured, and answer."""

@@ -38,6 +38,12 @@ class Cache:
             entry = json.loads(line)
             self._known[entry["key"]] = entry["cpu_s"], OUTCOME.validate_python(entry["outcome"])
 
+    @classmethod
+    def of(cls, folder: Path, *what: object) -> Cache:
+        """The file of one search among others in `folder`, so that no two processes write to one."""
+        folder.mkdir(parents=True, exist_ok=True)
+        return cls(folder / f"{digest(what).removeprefix('sha256:')[:16]}.jsonl")
+
     def get(self, key: str) -> tuple[float, Outcome] | None:
         """Price and outcome."""
         return self._known.get(key)
@@ -113,6 +119,7 @@ def freeze(space: Space, choices: Choices, prefixes: tuple[str, ...]) -> None:
             space._by_name[name] = replace(dimension, values=(dimension.values[at.get(name, 0)],))
 
 
-def shipped(name: str, *overrides: str) -> Problem:
-    """A shipped search with keys set."""
-    return load_problem(f"configs/search/{name}.toml", overrides)
+def from_scratch(name: str, *overrides: str) -> Problem:
+    """A shipped search with keys set, told nothing of what a card has timed: only hand and reference plans race."""
+    untold = ("baselines.also=[]", "ladder.measured.records=[]")
+    return load_problem(f"configs/search/{name}.toml", (*untold, *overrides))

@@ -9,7 +9,7 @@ from support.h200 import CHIP
 from megakernel.assets import asset
 from megakernel.config import ConfigError
 from megakernel.hardware import load_hardware
-from simulator.calibrate import SHORT_RUNS, calibrate, chip_toml, fitted_costs
+from simulator.calibrate import EVERY, calibrate, chip_toml, fitted_costs
 from simulator.cli import main
 from simulator.microbench import LAYERS, Measurement, Point, read_measurement
 
@@ -19,7 +19,7 @@ ORDER = ("QKV", "ATT", "UP", "DOWN", "O")
 def cells(chip, few):
     points = [Point(ORDER, False, None, None)]
     points += [Point(ORDER, False, cap, work) for cap in (32, 40, 64, None) for work in (0, 2000)][:few]
-    return [(point, point.simulated_ms(chip, layers=SHORT_RUNS)) for point in points]
+    return [(point, point.estimated_ms(chip)) for point in points]
 
 
 def measurement(card="a card"):
@@ -43,14 +43,33 @@ def test_a_simulated_card_is_found_again():
     card = base.model_copy(
         update={"costs": base.costs.model_copy(update={"consume_copy_ns": 90.0, "handoff_queue_share": 1.6})}
     )
+    shares: list[float] = []
     # eight cells: a simulation's grain of a percent leads a descent over four astray
-    found = calibrate(base, measurement(), cells(card, 8), "card.json", rounds=2, every=1)
+    found = calibrate(base, measurement(), cells(card, 8), "card.json", rounds=2, every=1, watch=shares.append)
+    assert shares == sorted(shares)
+    assert 0.5 < shares[-1] <= 1.0
     assert fitted_costs(base) == ("consume_copy_ns", "handoff_queue_share")
     assert found.fitted.mape < 0.01
     assert found.chip.costs.handoff_queue_share == pytest.approx(1.6, rel=0.15)
     assert "95% within" in found.chip.sources["costs.handoff_queue_share"]
     assert "card.json, a card, 2026-11-30" in found.chip.sources["ceilings"]
     assert json.loads(json.dumps(found.to_json()))["fitted"]["samples"] == 8
+
+
+def test_what_is_fitted_has_every_work_order_and_cap():
+    """The skeletons of a measurement stand in runs of four works: every fourth would be of one work alone."""
+    _, points = read_measurement(asset("configs/measurements/h200.json"))
+    chosen = [point for point, _ in points if not point.is_free][::EVERY]
+    assert {point.work_cycles for point in chosen} == {0, 1000, 2000, 4000}
+    assert {point.cap_kb for point in chosen} >= {32, 40, 48, 64, 96, None}
+    assert len({point.order for point in chosen}) == 3
+    assert {point.after_wait for point in chosen} == {False, True}
+
+
+@pytest.mark.parametrize("cap", [40, None])
+def test_one_run_of_few_layers_tells_the_time_of_all(cap):
+    chip, point = load_hardware(CHIP), Point(ORDER, False, cap, 1000)
+    assert point.estimated_ms(chip) == pytest.approx(point.simulated_ms(chip), rel=0.01)
 
 
 def test_too_few_skeletons_for_the_constants_are_refused():

@@ -6,10 +6,11 @@ import pytest
 from support import north
 from support.predicting import qwen, short_step
 
-from megakernel.build import BuiltStep
+from megakernel.build import BuiltStep, build_step
 from megakernel.model import ModelSpec
 from megakernel.table import read_waits
 from megakernel.workload import Bucket, Routing, Workload
+from simulator.few_layers import truncated
 from simulator.lowered import Lowered, lower_program
 from simulator.program import Record
 from simulator.routing import draw_states
@@ -96,9 +97,50 @@ def test_equal_records_are_one_object():
 def test_the_router_signals_after_norm_and_dot_products_and_nothing_waits_for_qkv():
     found = [record for record in records(lowered(short_step(), 8192)) if record.label.kind == "project"]
     work, ns = north.chip().work, north.chip().cycles_ns
-    early = {record.signal.work_ns for record in found if record.signal}
-    assert early == {ns(work.norm) + ns(work.router + work.router_row)}
+    early = {(each.signal.work_ns, each.signal.copies, each.signal.copy_ns) for each in found if each.signal}
+    assert early == {(ns(work.norm) + ns(work.router_row), 1, ns(work.router))}
     assert {record.signal is None for record in found if record.label.layer == 0} == {True}
+
+
+@pytest.mark.parametrize("tasks", [2, 8, 64])
+def test_router_rows_are_taken_one_after_another_by_the_sm_that_has_them(tasks):
+    """128 rows of 4 KB, two a copy: where two tasks share them, 32 copies and 64 rows lie before a signal."""
+    hand = north.choices("hand")
+    choices = hand.model_copy(
+        update={
+            "cut": hand.cut.model_copy(update={"route": tasks}),
+            "interleave": hand.interleave.model_copy(
+                update={"router_with_project": False, "order": ("route", *hand.interleave.order)}
+            ),
+        }
+    )
+    step = build_step(truncated(north.model(), 2), north.BUCKET, choices, north.chip())
+    found = lowered(step, 8192)
+    routes = [record for record in records(found) if record.label.kind == "route"]
+    work, ns = north.chip().work, north.chip().cycles_ns
+    for record in routes:
+        assert record.signal is not None
+        assert record.load_bytes == 128 // tasks * 4096
+        assert record.signal.copies == 64 // tasks
+        assert record.signal.copies * record.signal.copy_ns == pytest.approx(128 // tasks * ns(work.router))
+
+
+def test_warps_fetch_rows_of_output_and_down_and_take_slices_in_turn():
+    work, ns = north.chip().work, north.chip().cycles_ns
+    found = {record.label.kind: record for record in records(lowered(short_step(), 8192)) if record.load_bytes}
+    use = ns(work.slice + 8 * work.multiply)
+    for kind, fetch in (
+        ("project", 0.0),
+        ("up", 0.0),
+        ("head", 0.0),
+        ("output", ns(work.fetch)),
+        ("down", ns(work.fetch)),
+    ):
+        assert (found[kind].fetch_ns, found[kind].turn) == (fetch, 8)
+        assert found[kind].warp_ns == pytest.approx(use)
+    # a chunk of 128 tokens is 8 copies, which 4 warps share: two teams hold 16, and have 32 keys a warp
+    assert found["attend"].turn == 16
+    assert found["attend"].warp_ns == pytest.approx(ns(32 * work.attend))
 
 
 def test_an_sm_finds_a_layers_experts_once():

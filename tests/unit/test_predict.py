@@ -53,11 +53,11 @@ def test_less_work_at_hand_offs_is_faster():
 
 def test_a_chips_file_may_bring_its_own_work_with_its_source(tmp_path):
     text = asset("configs/hardware/h200.toml").read_text(encoding="utf-8")
-    text = text.replace("[work]\n", "[work]\nrouter = 250.0\n")
-    text = text.replace("[sources]\n", '[sources]\n"work.router" = "a trace"\n')
+    text = text.replace("[work]\n", "[work]\ntopk = 250.0\n")
+    text = text.replace("[sources]\n", '[sources]\n"work.topk" = "a trace"\n')
     (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
     mine = load_hardware(tmp_path / "mine.toml")
-    assert mine.work == north.chip().work.model_copy(update={"router": 250.0})
+    assert mine.work == north.chip().work.model_copy(update={"topk": 250.0})
     assert seconds(short_step(), mine) < seconds(short_step())
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from support import small
@@ -230,6 +231,8 @@ def test_refresh_says_which_losers_lead_now_and_which_are_gone(stale):
     )
     (change,) = refresh(stale, lambda _: None, lambda *_: evaluator).changes
     assert [each.name for each in change.faster_losers] == [HAND]
+    timed = replace(change, after=change.after.model_copy(update={"measured_ns": 1.0}))
+    assert timed.faster_losers == (), "a card's word is no prediction's to doubt"
     assert change.dropped == (REFERENCE,)
 
 

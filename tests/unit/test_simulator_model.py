@@ -190,14 +190,71 @@ def test_what_an_arrival_costs_its_thread_is_about_what_was_measured(arrival, co
     assert spent == pytest.approx(cycles / 1.98, rel=0.45)
 
 
-def test_a_ring_that_drains_fetches_nothing_before_the_record_ahead_has_ended(chip):
-    records = tuple(Record(LABEL, load_bytes=4 * 8192) for _ in range(3))
+def test_of_a_list_no_more_records_are_begun_than_there_are_slots(chip):
+    records = tuple(Record(LABEL, load_bytes=8192, compute_ns=1000.0) for _ in range(6))
     ring = Ring(8192, 12)
-    ahead, drained = (simulate(Program(ring, (records,), 0, drains=drains), chip) for drains in (False, True))
-    assert list(ahead.sms[0].load_start_ns) == sorted(ahead.sms[0].load_start_ns)
-    assert ahead.sms[0].load_start_ns[1] < ahead.sms[0].end_ns[0]
-    assert all(drained.sms[0].load_start_ns[idx + 1] >= drained.sms[0].end_ns[idx] for idx in range(2))
-    assert drained.total_ns > ahead.total_ns
+    (free,), (two,), (drained,) = (
+        simulate(Program(ring, (records,), 0, slots=slots), chip).sms for slots in (None, 2, 1)
+    )
+    assert free.load_start_ns[5] < free.end_ns[0]
+    for times, slots in ((two, 2), (drained, 1)):
+        begun = [times.load_start_ns[idx + slots] - times.end_ns[idx] for idx in range(6 - slots)]
+        assert begun == pytest.approx([0.0] * len(begun)), "at once when a slot is free"
+    assert drained.end_ns[5] > two.end_ns[5] >= free.end_ns[5]
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("turn", [4, 8])
+def test_a_copy_is_one_warps_and_the_next_one_is_a_turn_further(chip, exact, turn):
+    """16 copies that landed long before: turns one after another, in each of which all warps use a copy at once."""
+    ring, wait = Ring(8192, 16), (Wait(0, 1),)
+    record = Record(
+        LABEL, load_bytes=16 * 8192, run_waits=wait, fetch_ns=300.0, warp_ns=2000.0, turn=turn, work_ns=50.0
+    )
+    sender = (Record(LABEL, work_ns=90_000.0, arrive=0),)
+    (_, times) = simulate(Program(ring, (sender, (record,)), 1), chip, exact=exact).sms
+    apart = (turn - (1 if exact else 4)) * consume_ns(chip, 8192)  # they are read one after another, batches together
+    assert times.end_ns[0] - times.run_start_ns[0] == pytest.approx(50.0 + 16 // turn * 2300.0 + apart)
+
+
+def test_a_warp_fetches_while_its_copy_is_on_its_way(chip):
+    def total(**spent: float) -> float:
+        return simulate(Program(Ring(8192, 4), ((Record(LABEL, load_bytes=8192, **spent),),), 0), chip).total_ns
+
+    landed = chip.costs.issue_ns + idle_copy_ns(chip, 8192, 1)
+    assert total(warp_ns=900.0) == pytest.approx(landed + 900.0)
+    assert total(warp_ns=900.0, fetch_ns=100.0) == pytest.approx(landed + 900.0)
+    assert total(warp_ns=900.0, fetch_ns=5000.0) == pytest.approx(5900.0)
+
+
+def test_what_a_warp_takes_longer_for_does_not_hold_the_others(chip):
+    """40 copies of one SM: five turns of 8 warps where warps are slow, the stream where they are fast."""
+    ring = Ring(8192, 12)
+
+    def total(warp_ns: float) -> float:
+        record = Record(LABEL, load_bytes=40 * 8192, warp_ns=warp_ns)
+        return simulate(Program(ring, ((record,),), 0), chip, exact=True).total_ns
+
+    assert total(400.0) == pytest.approx(total(0.0), abs=400.0)
+    assert total(10_000.0) == pytest.approx(5 * 10_000.0, rel=0.05)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("copies", [1, 5, 8])
+def test_copies_that_lead_to_an_early_signal_are_used_one_after_another_before_it(chip, exact, copies):
+    ring, wait = Ring(8192, 16), (Wait(0, 1),)
+    start = (Record(LABEL, work_ns=90_000.0, arrive=0),)
+    leads = (Record(LABEL, load_bytes=8 * 8192, run_waits=wait, signal=Signal(1, 700.0, copies, 900.0), warp_ns=500.0),)
+    sees = (Record(LABEL, run_waits=(Wait(1, 1),)),)
+    _, ours, others = simulate(Program(ring, (start, leads, sees), 2, arrival="relaxed"), chip, exact=exact).sms
+    led = 700.0 + copies * 900.0
+    handed = chip.costs.handoff_ns - chip.costs.fence_ns
+    assert others.run_start_ns[0] - ours.run_start_ns[0] == pytest.approx(led + handed)
+    took = ours.end_ns[0] - ours.run_start_ns[0]
+    if copies == 8:
+        assert took == pytest.approx(led)
+    else:
+        assert led + 500.0 <= took + 1e-6 <= led + 500.0 + (8 - copies) * consume_ns(chip, 8192) + 1e-3
 
 
 @pytest.mark.parametrize("exact", [True, False])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from subprocess import PIPE
+from time import sleep
 
 import pytest
 from support import small
@@ -225,3 +226,35 @@ def test_an_interrupt_before_there_is_a_result_writes_nothing(here, monkeypatch,
     assert (code, out) == (130, "")
     assert "nothing is written" in err
     assert not (here / "plan.json").exists()
+
+
+def test_the_command_killed_twice_leaves_no_process_and_comes_to_the_same_plan(here):
+    """With two processes and the real simulator, by a signal that nobody can answer."""
+    arguments = ("search", "search.toml", "--trials", "30", "--jobs", "2", "--out")
+    start(here, COMMAND, *arguments, "whole.json").communicate(timeout=120)
+    journal = here / "plan.json.journal"
+    for num_lines in (40, 80):
+        running = start(here, COMMAND, *arguments, "plan.json")
+        while not journal.exists() or journal.read_bytes().count(b"\n") < num_lines:
+            assert running.poll() is None, "it ended before it could be killed"
+            sleep(0.02)
+        children = children_of(running.pid)
+        assert len(children) >= 2
+        running.kill()
+        running.communicate()
+        for _ in range(500):
+            if not any(Path(f"/proc/{each}").exists() for each in children):
+                break
+            sleep(0.02)
+        assert not [each for each in children if Path(f"/proc/{each}").exists()], "its processes outlive it"
+    start(here, COMMAND, *arguments, "plan.json").communicate(timeout=120)
+    plans = [
+        load_json(here / name, Plan).model_dump(exclude={"provenance": {"command"}})
+        for name in ("whole.json", "plan.json")
+    ]
+    assert plans[0] == plans[1]
+
+
+def children_of(pid: int) -> list[str]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [child for task in tasks for child in task.read_text(encoding="utf-8").split()]

@@ -1,21 +1,27 @@
 """The rung on a card: who is measured, what becomes of whom, and that nothing a card does ends a search."""
 
+import io
 import json
 import sys
+import tomllib
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 from support.measuring import COMMAND, FakeCard, record_of
 from support.searching import BUCKET, FakeEvaluator, priced, problem, write_search
 
-from megakernel.config import ConfigError, digest, load_json, pretty_json
+from megakernel.config import ConfigError, digest, load_json, load_toml, override, pretty_json
 from megakernel.measurement import Fault
 from megakernel.plan import Plan
-from tuner.finals import paired_percent
+from megakernel.tiling import Choices
+from tuner import report
+from tuner.finals import contenders, paired_percent
 from tuner.journal import open_journal
-from tuner.measure import Command, Replay, check_command, load_record
-from tuner.outcome import FailedBuild, Hung, Illegal, MachineLost, Rung, Slower, Timed, Unrecorded, Wrong
-from tuner.problem import HAND, REFERENCE, load_problem
+from tuner.measure import Command, Replay, check_command, measurers
+from tuner.outcome import FailedBuild, Hung, Illegal, MachineLost, Rung, Scored, Slower, Timed, Unrecorded, Wrong
+from tuner.problem import HAND, RECORDED, REFERENCE, REFERENCE_ORDER, load_problem
+from tuner.race import Standing
 from tuner.search import plan_of, search
 
 NAMES = ("hand plan", "one", "two", "three")
@@ -94,8 +100,9 @@ def found_with(card, **settings):
 
 
 def best_three():
-    _, found = found_with(FakeCard())
-    return [each.name for each in found.raced.standings[:3]]
+    card = FakeCard()
+    found_with(card)
+    return card.asked[0][1][3:]
 
 
 def test_the_second_time_decides_and_the_best_race_beside_the_plans_that_always_do():
@@ -116,6 +123,18 @@ def test_the_second_time_decides_and_the_best_race_beside_the_plans_that_always_
     entry = plan_of(asked, (found,), "tests").entries[0]
     assert entry.measured_ns == 4.0e6
     assert {each.name: each.measured_ns for each in entry.losers}[second] == 5.0e6
+
+
+def test_of_candidates_that_the_simulator_can_not_tell_apart_one_is_measured():
+    asked = problem()
+    hand = asked.baselines[0].choices
+    plans = [hand.model_copy(update={"cut": hand.cut.model_copy(update={"up": 100 + idx})}) for idx in range(4)]
+    scores = [Scored(Rung.ALL_LAYERS, ns, ns, 1.0, 1.0) for ns in (1.0, 1.0, 2.0, 3.0)]
+    standings = [Standing(f"c{idx}", *both) for idx, both in enumerate(zip(plans, scores, strict=True))]
+    baseline = Standing(HAND, hand, Scored(Rung.ALL_LAYERS, 2.0, 2.0, 1.0, 1.0))
+    how = asked.config.ladder.measured.model_copy(update={"top": 2})
+    racing = contenders([*standings[:2], baseline, *standings[2:]], [baseline], how)
+    assert [each.name for each in racing] == [HAND, "c0", "c2"], "a baseline races whatever it equals"
 
 
 def test_a_wrong_candidate_can_not_win_however_fast_and_a_baseline_can():
@@ -181,11 +200,11 @@ def test_another_models_record_is_refused(tmp_path):
     path = tmp_path / "record.json"
     path.write_text(pretty_json(record.model_copy(update={"model_digest": digest("other")})), encoding="utf-8")
     with pytest.raises(ConfigError, match="measured another model"):
-        load_record(str(path), asked)
+        measurers(asked, "", str(path), measure=False)
     bucket = BUCKET.model_copy(update={"rows": 2})
     path.write_text(pretty_json(record.model_copy(update={"bucket": bucket})), encoding="utf-8")
     with pytest.raises(ConfigError, match="measured the bucket"):
-        load_record(str(path), asked)
+        measurers(asked, "", str(path), measure=False)
 
 
 def test_a_search_ends_early_once_it_is_near_the_bound():
@@ -250,3 +269,96 @@ def test_the_command_measures_through_files_that_stay(tmp_path, monkeypatch, cap
     assert plan.entries[0].measured_ns == 1.0e6
     assert plan.provenance.measured_on.startswith("made up")
     assert (tmp_path / "plan.json.measured" / "1x1024" / "first.toml").is_file()
+
+
+def recorded(times):
+    """A problem that has a record: the hand plan and another, by how long they took."""
+    asked = problem(ladder={"measured": {"top": 3}})
+    hand = asked.baselines[0].choices
+    other = hand.model_copy(update={"counters": hand.counters.model_copy(update={"words": 2})})
+    choices = {"hand plan": hand, "odd one": other}
+    return replace(asked, records=(record_of(asked, times, choices),)), other
+
+
+def searched_with(asked, **more):
+    found = search(asked, lambda *_: None, lambda *_: FakeEvaluator(), measurer_for=measurers(asked, "", None, **more))
+    return found[0]
+
+
+def test_a_prediction_does_not_win_over_what_a_record_has_timed_and_the_fastest_on_record_races():
+    asked, other = recorded({"hand plan": (5.0,) * 4, "odd one": (4.0, 4.0, 4.1, 4.1)})
+    found = searched_with(asked, measure=False)
+    assert found.raced.standings[0].score.expected_ns < min(each.score.expected_ns for each in found.baselines)
+    assert (found.best.name, found.best.choices) == (RECORDED, other)
+    printed = Console(width=120, record=True, file=io.StringIO())
+    printed.print(report.result(found))
+    assert "3 predicted faster, which no card has timed: --request FILE, or --measure" in printed.export_text()
+    entry = plan_of(asked, (found,), "tests").entries[0]
+    assert entry.measured_ns == pytest.approx(4.1e6)
+    assert entry.predicted_ns > min(each.predicted_ns for each in entry.losers), (
+        "the faster predictions stay in the plan"
+    )
+
+
+def test_a_record_is_of_its_own_bucket_and_rounding_and_what_can_not_run_any_more_is_left_out():
+    asked, other = recorded({"hand plan": (5.0,), "odd one": (4.0,)})
+    older, _ = recorded({"hand plan": (1.0,), "odd one": (4.0,)})
+    asked = replace(asked, records=(*asked.records, *older.records))
+    assert asked.fastest_on_record(BUCKET) == other, "the latest is first"
+    wider = BUCKET.model_copy(update={"rows": 2})
+    rounding = other.rounding.model_copy(update={"chunk_tokens": 256})
+    assert RECORDED in {each.name for each in asked.racing(BUCKET)}
+    assert RECORDED not in {each.name for each in asked.racing(wider)}
+    assert RECORDED not in {each.name for each in asked.racing(BUCKET, rounding)}
+    assert RECORDED in {each.name for each in asked.racing(BUCKET, other.rounding)}
+    too_long = other.ring.model_copy(update={"stages": 999})
+    record = asked.records[0]
+    broken = record.choices | {"odd one": other.model_copy(update={"ring": too_long})}
+    asked = replace(asked, records=(record.model_copy(update={"choices": broken}),))
+    assert RECORDED not in {each.name for each in asked.racing(BUCKET)}, "the hand plan is next and races anyway"
+
+
+def test_several_buckets_share_the_rounding_of_the_fastest_on_record_so_that_it_stays_their_plan():
+    wider = BUCKET.model_copy(update={"rows": 2})
+    asked = problem(buckets=(BUCKET, wider), trials=8)
+    hand = asked.baselines[0].choices
+    other = hand.model_copy(update={"rounding": hand.rounding.model_copy(update={"chunk_tokens": 256})})
+    for fastest in (hand, other):
+        times = {"hand": (4.0 + (fastest == other),) * 2, "other": (5.0 - (fastest == other),) * 2}
+        told = replace(asked, records=(record_of(asked, times, {"hand": hand, "other": other}),))
+        decide = measurers(told, "", None, measure=False)
+        results = search(told, lambda *_: None, lambda *_: FakeEvaluator(), measurer_for=decide)
+        assert {each.best.choices.rounding for each in results} == {fastest.rounding}
+        assert results[0].best.choices == fastest
+        assert results[1].finals is None
+
+
+def test_a_replay_of_another_record_asks_anew(tmp_path):
+    path = str(tmp_path / "p.journal")
+    for ms in (4.0, 3.0):
+        asked, _ = recorded({"hand plan": (ms,) * 2, "odd one": (8.0,) * 2})
+        with open_journal(path, asked, fresh=False) as journal:
+            decide = measurers(asked, "", None, measure=False)
+            (found,) = search(asked, lambda *_: None, lambda *_: FakeEvaluator(), journal, decide)
+        assert found.finals.winner_ns == ms * 1e6
+
+
+def test_a_search_writes_whom_a_card_should_be_asked_about(tmp_path, monkeypatch, capsys):
+    from tuner.cli import main
+
+    write_search(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    arguments = ["tuner", "search", "search.toml", "--out", "plan.json", "--request"]
+    for target, code in (("plan.json", 2), ("contest.toml", 0)):
+        monkeypatch.setattr(sys, "argv", [*arguments, target])
+        with pytest.raises(SystemExit) as left:
+            main()
+        assert left.value.code == code, capsys.readouterr()
+    asked = tomllib.loads((tmp_path / "contest.toml").read_text(encoding="utf-8"))
+    names = [each["name"] for each in asked["variants"]]
+    assert names[:3] == [HAND, REFERENCE, REFERENCE_ORDER]
+    assert len(names) > 3
+    hand = load_toml(tmp_path / "hand.toml", Choices)
+    plan = load_json(tmp_path / "plan.json", Plan)
+    winner = next(each for each in asked["variants"] if override(hand, each["set"]) == plan.entries[0].choices)
+    assert winner["name"] not in names[:3]
