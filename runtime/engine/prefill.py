@@ -82,9 +82,8 @@ class Prefill:
         plan = self._plan
         assert plan is not None
         layers = end = self._backend.prefill_layers
-        expected = self._cost.seconds(plan.tokens)
-        if stalls and expected > self._stall:
-            end = min(layers, plan.layer + max(1, int(layers * self._stall / expected)))
+        if stalls:
+            end = min(layers, plan.layer + self._fitting_layers(plan))
         begin = self._clock()
         results = self._backend.prefill(Chunk(tuple(plan.spans), (plan.layer, end)))
         seconds = self._clock() - begin
@@ -94,6 +93,12 @@ class Prefill:
         self._plan = None
         self._cost.observe(plan.tokens, plan.seconds)
         return seconds, plan, results
+
+    def _fitting_layers(self, plan: Plan) -> int:
+        """How many more fit into a stall, at the pace of the plan's layers so far, or else of its like."""
+        layers = self._backend.prefill_layers
+        each = plan.seconds / plan.layer if plan.layer else self._cost.seconds(plan.tokens) / layers
+        return layers if each * layers <= self._stall else max(1, int(self._stall / each))
 
     def span(self, sequence: Sequence, end: int, want: Want) -> Span:
         """The row's next tokens, up to `end`."""

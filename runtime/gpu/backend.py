@@ -23,9 +23,9 @@ from runtime.torch_model import Batch, Stretch, TorchModel
 MAX_STEPS = 64
 """Of one launch. What comes between two costs a step's twentieth, and rows have pages for so many tokens ahead."""
 
-PREFILL_TOKENS: tuple[int, int] = (512, 8192)
-"""A chunk reads nearly all experts, however short: below the first that costs more than its tokens. What the second
-takes of memory is `SCRATCH_BYTES` of `opening`."""
+PREFILL_TOKENS: tuple[int, int] = (4096, 8192)
+"""A chunk reads nearly all experts, however short: below the first that costs more than its tokens, and a stall ends
+between its layers. What the second takes of memory is in `room.py`."""
 
 
 class Table(Bucket, Protocol):
@@ -72,9 +72,7 @@ class GpuBackend:
             return ()
         self._unfinished = None
         found = tuple(
-            Result(logits=self.model.logits(stream).float().cpu().numpy())
-            if span.want is Want.ALL_LOGITS
-            else Result()
+            Result(logits=self.model.logits(stream).float().cpu().numpy()) if span.want is Want.ALL_LOGITS else Result()
             for span, stream in zip(chunk.spans, batch.streams(), strict=True)
         )
         self._wait()

@@ -52,7 +52,8 @@ def route(x: Tensor, router: Tensor, mlp: RoutedMlp, tokens: int = BLOCKS.tokens
         top_k=mlp.top_k, kept=triton.next_power_of_2(mlp.top_k), softmax=mlp.score == "softmax",
         renormalise=mlp.renormalise, tall=_ROUTED, depth=min(128, hidden & -hidden), num_warps=4, num_stages=3,
     )  # fmt: skip
-    place: Any = _place[(triton.cdiv(max(pairs, tiles.shape[1]), _PLACED),)]  # pyright: ignore[reportIndexIssue]
+    grid = (triton.cdiv(max(pairs, tiles.shape[1]), _PLACED),)
+    place: Any = _place[grid]  # pyright: ignore[reportIndexIssue]
     place(
         chosen, ranks, counts, places, rows, tiles, pairs, tiles.shape[1], mlp.num_experts, top_k=mlp.top_k,
         power=power, tall=tokens, block=_PLACED, num_warps=4,

@@ -14,8 +14,9 @@ the default flags have it), or on the demo model with sizes for a CPU, or takes 
 
 Each part writes DIR/serve-PART.json as soon as it has ended: figures, bars, and the records behind them. A part that
 fails is named, and the next one begins. `--measured` are records of `runtime measure`, one a number of rows (it may be
-left out where the record says its bucket), by the fastest of their variants or the one named; where none has the rows,
-there is no bar. Exit code 1 when a figure misses its bar or a part has failed.
+left out where the record says its bucket), by the fastest of their variants or the one named; without any, steps are
+those that the server measured at its start. Where none has the rows, there is no bar. Exit code 1 when a figure misses
+its bar or a part has failed.
 """
 
 # ruff: noqa: T201 - a script reports on stdout
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sys
 import tempfile
 import time
@@ -235,12 +237,20 @@ def measured_steps(given: list[str]) -> dict[int, float]:
     return found
 
 
+async def own_steps(http: aiohttp.ClientSession, url: str) -> dict[int, float]:
+    """Milliseconds of a step by rows, as a server on a card measured them when it started."""
+    _, body = await Client(http, url).get("/server_info")
+    card = json.loads(body).get("card") or {}
+    return {bucket["rows"]: bucket["measured_ns"] / 1e6 for bucket in card.get("buckets", ())}
+
+
 async def measure(server: Server, chosen: argparse.Namespace) -> bool:
     """Run the parts that were chosen; whether all of them held."""
     async with connected() as http:
         start_s = await server.ready(Client(http, server.url), chosen.limit)
         print(f"ready after {start_s:.1f} s", flush=True)
-        bench = Bench(http, server.url, DEMO if chosen.demo else Sizes(), chosen.step_ms)
+        step_ms = chosen.step_ms or await own_steps(http, server.url)
+        bench = Bench(http, server.url, DEMO if chosen.demo else Sizes(), step_ms)
         good = True
         for name in chosen.parts:
             bench.records, begin = [], time.monotonic()

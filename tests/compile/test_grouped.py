@@ -1,4 +1,4 @@
-"""A prefill's kernels compile for Hopper without a card, and products as they were meant: matrix units, 16-byte copies."""
+"""A prefill's kernels compile for Hopper without a card, and products as they were meant."""
 
 from __future__ import annotations
 
