@@ -67,6 +67,7 @@ class EngineCore:
         self.roster = Roster(backend.rows, self.cache, self.listener, clock)
         self.error: BaseException | None = None
         self.is_draining = False
+        self.hear: Callable[[], None] = lambda: None  # takes in what was asked since the pass began
         self._seats = Admission(backend, self.cache, self.roster, reuses=self.settings.prefix_cache)
         self._prefill = Prefill(backend, self.cache, self.settings.stall_ms / 1e3, clock)
         self._arrivals = 0
@@ -202,6 +203,8 @@ class EngineCore:
         self._seats.admit()
         if self.backend.decodes_ahead:  # what is made already is handed over before a slice takes the device
             self._decode(done)
+            self.hear()  # who came meanwhile shares the slice
+            self._seats.admit()
             self._prefill_slice(done)
         else:
             self._prefill_slice(done)

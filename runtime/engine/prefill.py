@@ -48,7 +48,7 @@ class Prefill:
     """Plans chunks and runs them in slices that keep within `stall_seconds` while anyone decodes."""
 
     def __init__(self, backend: Backend, cache: KvCache, stall_seconds: float, clock: Callable[[], float]) -> None:
-        """Nothing is known of costs yet: the first chunk is the smallest worth its cost."""
+        """Nothing is known of costs yet: the first chunk is the smallest worth its cost, its first slice one layer."""
         self._backend, self._cache, self._stall, self._clock = backend, cache, stall_seconds, clock
         self._cost = ChunkCost()
         self._plan: Plan | None = None
@@ -95,9 +95,11 @@ class Prefill:
         return seconds, plan, results
 
     def _fitting_layers(self, plan: Plan) -> int:
-        """How many more fit into a stall, at the pace of the plan's layers so far, or else of its like."""
+        """How many more fit into a stall, at the pace of the plan's layers so far, or of its like; else one."""
         layers = self._backend.prefill_layers
         each = plan.seconds / plan.layer if plan.layer else self._cost.seconds(plan.tokens) / layers
+        if not each and not plan.layer:
+            return 1
         return layers if each * layers <= self._stall else max(1, int(self._stall / each))
 
     def span(self, sequence: Sequence, end: int, want: Want) -> Span:

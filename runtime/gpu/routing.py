@@ -26,7 +26,7 @@ _PLACED = 128
 
 @dataclass(frozen=True)
 class Routed:
-    """Groups of pairs; `places` [tokens, top_k] int32, where a token's pairs lie in them, and their `weights`, float32."""
+    """Groups of pairs, where a token's lie in them (`places` [tokens, top_k] int32), and their `weights`, float32."""
 
     groups: Groups
     places: Tensor
