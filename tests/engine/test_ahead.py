@@ -229,6 +229,6 @@ def test_who_comes_while_a_launch_lands_shares_the_slice():
 
     backend.prefill = watched
     finish(core, answers)
-    assert [len(chunk.spans) for chunk in chunks] == [2]
+    assert len(chunks[0].spans) == 2
     assert answers["b"].tokens == mixed_reply([9, *PROMPT], 5)
     assert answers["c"].tokens == mixed_reply([10, *PROMPT], 5)
