@@ -63,7 +63,8 @@ class CardModel(TorchModel):
         positions, slots, at, slots_before, at_before = ([] for _ in range(5))
         queries_end, keys_end = [0], [0]
         for stretch in batch.stretches:
-            first = 0 if window is None else min(stretch.begin, max(0, stretch.begin + 1 - window))
+            # from a page's begin: blocks of keys are the same then, and so are sums, wherever a prompt is cut
+            first = 0 if window is None else max(0, stretch.begin + 1 - window) // page_tokens * page_tokens
             seen = torch.arange(first, stretch.end, dtype=torch.int32, device=device)
             slot = stretch.pages[group].int()[seen // page_tokens] * page_tokens + seen % page_tokens
             place, before = seen + (keys_end[-1] - first), stretch.begin - first
