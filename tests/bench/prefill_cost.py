@@ -11,6 +11,7 @@ of their blocks, and of a step by how many steps a launch makes. Prints one JSON
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -32,6 +33,7 @@ from runtime.gpu.grouped import Blocks, laid, product
 from runtime.gpu.heads import normed
 from runtime.gpu.opening import Sizes, open_card
 from runtime.gpu.routing import route
+from runtime.kv_pages import read
 from runtime.sampling import GREEDY
 from runtime.torch_model import Batch, Stretch
 
@@ -116,6 +118,22 @@ def timed(run) -> float:
     return round(statistics.median(begin.elapsed_time(end) for begin, end in events), 4)
 
 
+def layers_apart(backend: GpuBackend, cuts: tuple[int, ...]) -> int:
+    """Layers whose K or V is not bit for bit the same when a prompt is prefilled whole and cut."""
+    tables = [span_of(backend, 1, slot).tables for slot in (0, 1)]
+    text = span_of(backend, cuts[-1]).tokens
+    for own, ends in zip(tables, ((0, cuts[-1]), cuts), strict=True):
+        for begin, end in itertools.pairwise(ends):
+            span = Span(0, text[begin:end], begin, GREEDY, Want.NOTHING, own, tables_changed=True)
+            backend.prefill(Chunk((span,), (0, backend.prefill_layers)))
+    pages = [torch.from_numpy(own[0].astype(np.int64)).cuda() for own in tables]
+    found = 0
+    for pool in backend.model.pools:
+        whole, cut = (read(pool, ids, 0, cuts[-1]) for ids in pages)
+        found += not torch.equal(whole, cut)
+    return found
+
+
 def queued_ms(backend: GpuBackend, tokens: int) -> float:
     """What the host takes to ask for a prefill, while the card has not begun with it."""
     span = span_of(backend, tokens)
@@ -160,6 +178,7 @@ def main() -> None:
         statistics.median(prefill_ms(backend, *(span_of(backend, 1023, slot) for slot in range(8))) for _ in range(3)),
         2,
     )
+    record["layers_apart"] = layers_apart(backend, (0, 1000, 1001, 4300, 5000))
     record["queued_ms"] = {tokens: round(queued_ms(backend, tokens), 2) for tokens in (64, 1023)}
     record["step_ms"] = {
         f"{rows} rows, {steps} steps a launch": round(step_ms(backend, rows, steps, 200 // rows + 40), 4)
