@@ -50,6 +50,7 @@ from runtime.bench.client import Answer, Client, connected
 from runtime.bench.load import Load
 from runtime.bench.record import Record, gaps, throughput, together
 from runtime.bench.run import run
+from runtime.bench.scrape import samples
 
 NORTH = "configs/models/CohereLabs--North-Mini-Code-1.0.json"
 DUMMY = ("--load-format", "dummy", "--max-num-seqs", "8", "--max-model-len", "16384")
@@ -133,6 +134,10 @@ class Bench:
         )
         return record, answers
 
+    async def metrics(self) -> dict[str, float]:
+        """The server's, now."""
+        return samples((await Client(self.http, self.url).get("/metrics"))[1].decode())
+
     def step(self, rows: int) -> float | None:
         """Milliseconds of a measured step of the smallest bucket with so many rows."""
         fitting = [each for each in self.step_ms if each >= rows]
@@ -162,10 +167,18 @@ async def ttft(bench: Bench) -> list[Figure]:
     figures, sizes = [], bench.sizes
     for length, count in zip((sizes.short, sizes.long), sizes.ttft_prompts, strict=True):
         options = {"num_prompts": count, "max_concurrency": 1, "num_warmups": 2, "random_output_len": 2}
+        before = await bench.metrics()
         record, _ = await bench.run(f"ttft-{length}", random_input_len=length, **options)
+        after = await bench.metrics()
         assert not record["cached_tokens"], "prompts were found in the cache"
         bar = TTFT_MS if length == 1024 else None
         beside = {name: record[name] for name in ("p90_ttft_ms", "p99_ttft_ms")}
+        times = [
+            after[f"vllm:request_prefill_time_seconds_{part}"]
+            - before.get(f"vllm:request_prefill_time_seconds_{part}", 0)
+            for part in ("sum", "count")
+        ]
+        beside["from_admission_ms"] = 1e3 * times[0] / times[1]
         figures.append(Figure(f"first token of {length}, median", record["median_ttft_ms"], "ms", None, bar, beside))
     return figures
 

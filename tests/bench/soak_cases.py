@@ -104,7 +104,7 @@ class Judge:
                 f"then {self.alone[case].finish}"
             )
 
-    async def look(self, client: Client, most: int = 50) -> dict[str, float]:
+    async def look(self, client: Client, most: int = 100) -> dict[str, float]:
         """Say of each difference whether it is a near-tie, the server idle; the distance of each that was looked at."""
         distances: dict[str, float] = {}
         for (case, at, token), times in self.differences.most_common():

@@ -116,7 +116,9 @@ async def test_every_turn_of_a_session_goes_where_the_first_one_went():
 
 async def test_a_drained_replica_loses_no_stream_and_its_sessions_go_on_elsewhere():
     async with two_replicas() as (replicas, client):
-        running = [asyncio.ensure_future(ask(client, session(number, 2), stream=True, seed=99)) for number in range(SESSIONS)]
+        running = [
+            asyncio.ensure_future(ask(client, session(number, 2), stream=True, seed=99)) for number in range(SESSIONS)
+        ]
         await until_running(replicas, SESSIONS)
         assert min(each.engine.stats().running for each in replicas) > 0, "all went to one replica"
         replicas[0].host.handle_exit(signal.SIGTERM, None)
@@ -130,7 +132,9 @@ async def test_a_drained_replica_loses_no_stream_and_its_sessions_go_on_elsewher
 
 async def test_a_killed_replica_loses_only_its_own_streams():
     async with two_replicas() as (replicas, client):
-        posts = [asyncio.ensure_future(ask(client, session(number, 1), stream=True, seed=99)) for number in range(SESSIONS)]
+        posts = [
+            asyncio.ensure_future(ask(client, session(number, 1), stream=True, seed=99)) for number in range(SESSIONS)
+        ]
         await until_running(replicas, SESSIONS)
         counts = [each.engine.stats().running for each in replicas]
         assert min(counts) > 0, "all went to one replica"
