@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from megakernel.model import DenseMlp, RoutedMlp
+from megakernel.tiling import TILE_COLUMNS
 from runtime.gpu.grouped import laid, product
 from runtime.gpu.heads import Places, append, normed
 from runtime.gpu.routing import combine, route
@@ -36,7 +37,9 @@ class CardModel(TorchModel):
         qkv = product(x, weights.qkv, splits=splits)
         q, keys, values = append(model, spec.rope, qkv, norms, angles, self.pools[idx], places)
         attended = ragged_attention(q, keys, values, places.ends, spec.window_tokens).flatten(1)
-        after = product(laid(attended), weights.output, plus=batch.stream)
+        if model.head_dim % TILE_COLUMNS:  # else V was laid, see `append`
+            attended = laid(attended)
+        after = product(attended, weights.output, plus=batch.stream)
         if model.block == "sequential":
             x = normed(after, weights.mlp_norm, model.norm_eps)
         batch.stream = self._gate_and_add(spec.mlp, weights, x, after)

@@ -15,6 +15,7 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 from megakernel.model import ModelSpec, Rope
+from megakernel.tiling import TILE_COLUMNS
 from runtime.kv_pages import TILE
 
 _TOKENS = 16
@@ -58,11 +59,20 @@ def append(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Q [tokens, heads, head_dim], K and V [keys, KV heads, head_dim] of all that the chunk sees; it is in its pages.
 
-    `qkv` [tokens, (heads + 2 KV heads) * head_dim] is written over; `angles` [positions, head_dim / 2, 2].
+    V has its columns `laid` where a head is whole tiles, and so has what attention makes of it. `qkv`
+    [tokens, (heads + 2 KV heads) * head_dim] is written over; `angles` [positions, head_dim / 2, 2].
     """
     heads, kv_heads, dim = model.num_heads, model.num_kv_heads, model.head_dim
     keys, values = torch.empty(2, places.count, kv_heads, dim, dtype=qkv.dtype, device=qkv.device)
-    sizes = {"kv_heads": kv_heads, "dim": dim, "page": pool.shape[3] * TILE, "tall": _TOKENS, "num_warps": 4}
+    is_laid = dim % TILE_COLUMNS == 0
+    sizes = {
+        "is_laid": is_laid,
+        "kv_heads": kv_heads,
+        "dim": dim,
+        "page": pool.shape[3] * TILE,
+        "tall": _TOKENS,
+        "num_warps": 4,
+    }
     grid = (triton.cdiv(len(qkv), _TOKENS), heads + 2 * kv_heads)
     launch: Any = _append[grid]  # pyright: ignore[reportIndexIssue]
     launch(
@@ -95,7 +105,7 @@ def _norm(x, weight, out, eps, hidden: tl.constexpr, power: tl.constexpr):
 def _append(
     qkv, q_norm, k_norm, angles, pool, keys, values, positions, slots, places, tokens, eps,
     heads: tl.constexpr, power: tl.constexpr, is_interleaved: tl.constexpr,
-    kv_heads: tl.constexpr, dim: tl.constexpr, page: tl.constexpr, tall: tl.constexpr,
+    is_laid: tl.constexpr, kv_heads: tl.constexpr, dim: tl.constexpr, page: tl.constexpr, tall: tl.constexpr,
 ):  # fmt: skip
     """Some tokens of one head: of Q, which stays where it is, or of K or V."""
     token = tl.program_id(0) * tall + tl.arange(0, tall)
@@ -139,6 +149,9 @@ def _append(
         beside_others = keys
         if kv == 1:
             beside_others = values
+            if is_laid:
+                first_dim = _laid(first_dim)
+                second_dim = _laid(second_dim)
         in_row = beside_others + (place * kv_heads + kv_head)[:, None] * dim
         tl.store(in_row + first_dim[None, :], first, mask=mask)
         tl.store(in_row + second_dim[None, :], second, mask=mask)
@@ -147,7 +160,7 @@ def _append(
 @triton.jit(do_not_specialize=["tokens"])
 def _gather(
     pool, keys, values, slots, places, tokens, power: tl.constexpr,
-    kv_heads: tl.constexpr, dim: tl.constexpr, page: tl.constexpr, tall: tl.constexpr,
+    is_laid: tl.constexpr, kv_heads: tl.constexpr, dim: tl.constexpr, page: tl.constexpr, tall: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0) * tall + tl.arange(0, tall)
     kv = tl.program_id(1) // kv_heads
@@ -160,6 +173,8 @@ def _gather(
     beside_others = keys
     if kv == 1:
         beside_others = values
+        if is_laid:
+            at = _laid(at)
     tl.store(beside_others + (place * kv_heads + kv_head)[:, None] * dim + at[None, :], found, mask=mask)
 
 
@@ -169,6 +184,12 @@ def _slot(slots, token, tokens, head, kv, kv_heads: tl.constexpr, dim: tl.conste
     slot = tl.load(slots + token, mask=token < tokens, other=0).to(tl.int64)
     begin = ((slot // page * kv_heads + head) * 2 + kv) * page * dim
     return (begin + slot % page // 8 * (8 * dim) + slot % 8 * 8)[:, None]
+
+
+@triton.jit
+def _laid(column):
+    """Where a column 8 t + 4 h + 2 p + e of a tile of weights is met."""
+    return column // 32 * 32 + column // 4 % 2 * 16 + column // 2 % 2 * 8 + column // 8 % 4 * 2 + column % 2
 
 
 @triton.jit

@@ -81,7 +81,7 @@ def test_products_of_north(product, tmp_path):
     assert found["shared"] <= 113 * 1024, "two blocks an SM"
 
 
-NORTH = {"kv_heads": 4, "dim": 128, "page": 64, "tall": 16}
+NORTH = {"is_laid": True, "kv_heads": 4, "dim": 128, "page": 64, "tall": 16}
 OTHERS = {
     "_route": {
         "hidden": 2048, "power": 128, "top_k": 8, "kept": 8, "softmax": True, "renormalise": True, "tall": 16,

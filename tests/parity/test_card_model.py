@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -35,7 +36,11 @@ def row_by_row(q, keys, values, ends, window):
     return torch.cat(found)
 
 
-@pytest.mark.parametrize("family", [cohere2_moe, qwen3_moe], ids=["cohere2_moe", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "family",
+    [cohere2_moe, qwen3_moe, partial(cohere2_moe, head_dim=32)],
+    ids=["cohere2_moe", "qwen3_moe", "heads of whole tiles"],
+)
 @torch.no_grad()
 def test_two_rows_at_once_in_chunks(family, monkeypatch):
     if DEVICE == "cpu":
