@@ -9,7 +9,6 @@ Refuses routing: it is told whose tokens are whose.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton  # pyright: ignore[reportMissingImports]
@@ -17,6 +16,7 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 from megakernel.tiling import TILE_COLUMNS, UNIT_ROWS
+from runtime.gpu.kernel import Kernel
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Blocks:
     tokens: int = 128
     rows: int = 128
     depth: int = 64
-    stages: int = 3
+    stages: int = 4
     warps: int = 8
 
 
@@ -83,21 +83,20 @@ def product(
     out = torch.empty(pairs, height // 2 if gated else height, dtype=x.dtype, device=x.device)
     wide = min(blocks.rows, max(UNIT_ROWS, triton.next_power_of_2(height)))
     most = triton.cdiv(pairs, tall) if groups is None else groups.tiles.shape[1]
-    grid = (triton.cdiv(height, wide), most)
-    launch: Any = _product[grid]  # pyright: ignore[reportIndexIssue] - takes the compiler's options besides
-    launch(
-        x, units, groups and groups.rows, groups and groups.tiles, out, plus, pairs, most, height, x.stride(0),
-        columns=columns, splits=splits, gathers=gathers, gated=gated, tall=tall, wide=wide,
-        depth=min(blocks.depth, columns & -columns), num_stages=blocks.stages, num_warps=blocks.warps,
+    _product(
+        (triton.cdiv(height, wide), most),
+        x, units, groups and groups.rows, groups and groups.tiles, out, plus, pairs, most,
+        height=height, columns=columns, splits=splits, gathers=gathers, gated=gated, tall=tall, wide=wide,
+        depth=min(blocks.depth, columns & -columns), stages=blocks.stages, warps=blocks.warps,
     )  # fmt: skip
     return out
 
 
-# what differs from chunk to chunk may not make another kernel
+@Kernel
 @triton.jit(do_not_specialize=["pairs", "most"])
 def _product(
-    x, units, rows, tiles, out, plus, pairs, most, height, x_stride,
-    columns: tl.constexpr, splits: tl.constexpr, gathers: tl.constexpr, gated: tl.constexpr,
+    x, units, rows, tiles, out, plus, pairs, most,
+    height: tl.constexpr, columns: tl.constexpr, splits: tl.constexpr, gathers: tl.constexpr, gated: tl.constexpr,
     tall: tl.constexpr, wide: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
     """One block of the result; one that has pairs for no more than half of it is computed as half a block."""
@@ -110,29 +109,25 @@ def _product(
             return
         begin = tl.load(tiles + most + tl.program_id(1))
         end = tl.load(tiles + 2 * most + tl.program_id(1))
-    of_matrix = units + matrix * (splits * height * columns).to(tl.int64)
+    of_matrix = units + tl.cast(matrix, tl.int64) * (splits * height * columns)
     if end - begin > tall // 2:
-        _block(
-            x, of_matrix, rows, out, plus, begin, end, height, x_stride, columns, splits, gathers, gated, tall, wide,
-            depth,
-        )  # fmt: skip
+        _block(x, of_matrix, rows, out, plus, begin, end, height, columns, splits, gathers, gated, tall, wide, depth)
     else:
         _block(
-            x, of_matrix, rows, out, plus, begin, end, height, x_stride, columns, splits, gathers, gated, tall // 2,
-            wide, depth,
-        )  # fmt: skip
+            x, of_matrix, rows, out, plus, begin, end, height, columns, splits, gathers, gated, tall // 2, wide, depth
+        )
 
 
 @triton.jit
 def _block(
-    x, of_matrix, rows, out, plus, begin, end, height, x_stride,
-    columns: tl.constexpr, splits: tl.constexpr, gathers: tl.constexpr, gated: tl.constexpr,
+    x, of_matrix, rows, out, plus, begin, end,
+    height: tl.constexpr, columns: tl.constexpr, splits: tl.constexpr, gathers: tl.constexpr, gated: tl.constexpr,
     tall: tl.constexpr, wide: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
     pair = begin + tl.arange(0, tall)
     is_there = pair < end
     row = tl.load(rows + pair, mask=is_there, other=0) if gathers else pair
-    x_at = x + row[None, :] * x_stride + tl.arange(0, depth)[:, None]
+    x_at = x + row[None, :] * (splits * columns) + tl.arange(0, depth)[:, None]
     unit = tl.program_id(0) * (wide // 16) + tl.arange(0, wide // 16)
     is_unit = unit < height // 16
     total = tl.zeros((wide, tall), tl.float32)

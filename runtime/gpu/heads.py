@@ -16,6 +16,7 @@ from torch import Tensor
 
 from megakernel.model import ModelSpec, Rope
 from megakernel.tiling import TILE_COLUMNS
+from runtime.gpu.kernel import Kernel
 from runtime.kv_pages import TILE
 
 _TOKENS = 16
@@ -43,8 +44,7 @@ def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMS norm of x [tokens, hidden], columns `laid`; rounded before the weight, as transformers does."""
     tokens, hidden = x.shape
     out = torch.empty_like(x)
-    launch: Any = _norm[(tokens,)]  # pyright: ignore[reportIndexIssue] - takes options besides
-    launch(x, weight, out, eps, hidden=hidden, power=triton.next_power_of_2(hidden), num_warps=4)
+    _norm((tokens,), x, weight, out, eps, hidden=hidden, power=triton.next_power_of_2(hidden))
     return out
 
 
@@ -64,29 +64,24 @@ def append(
     """
     heads, kv_heads, dim = model.num_heads, model.num_kv_heads, model.head_dim
     keys, values = torch.empty(2, places.count, kv_heads, dim, dtype=qkv.dtype, device=qkv.device)
-    is_laid = dim % TILE_COLUMNS == 0
-    sizes = {
-        "is_laid": is_laid,
-        "kv_heads": kv_heads,
-        "dim": dim,
-        "page": pool.shape[3] * TILE,
+    sizes: dict[str, Any] = {
+        "is_laid": dim % TILE_COLUMNS == 0, "kv_heads": kv_heads, "dim": dim, "page": pool.shape[3] * TILE,
         "tall": _TOKENS,
-        "num_warps": 4,
-    }
-    grid = (triton.cdiv(len(qkv), _TOKENS), heads + 2 * kv_heads)
-    launch: Any = _append[grid]  # pyright: ignore[reportIndexIssue]
-    launch(
+    }  # fmt: skip
+    _append(
+        (triton.cdiv(len(qkv), _TOKENS), heads + 2 * kv_heads),
         qkv, *norms, angles, pool, keys, values, places.positions, places.slots, places.at, len(qkv), model.norm_eps,
-        heads=heads, power=triton.next_power_of_2(dim // 2),
-        is_interleaved=rope is not None and rope.pairing == "interleaved", **sizes,
+        heads=heads, power=triton.next_power_of_2(dim // 2), is_half=rope is not None and rope.pairing == "half",
+        **sizes,
     )  # fmt: skip
     if places.before is not None:
         slots, at = places.before
-        copy: Any = _gather[triton.cdiv(len(slots), _TOKENS), 2 * kv_heads]  # pyright: ignore[reportIndexIssue]
-        copy(pool, keys, values, slots, at, len(slots), power=triton.next_power_of_2(dim), **sizes)
+        grid = (triton.cdiv(len(slots), _TOKENS), 2 * kv_heads)
+        _gather(grid, pool, keys, values, slots, at, len(slots), power=triton.next_power_of_2(dim), **sizes)
     return qkv[:, : heads * dim].unflatten(1, (heads, dim)), keys, values
 
 
+@Kernel
 @triton.jit
 def _norm(x, weight, out, eps, hidden: tl.constexpr, power: tl.constexpr):
     token = tl.program_id(0)
@@ -101,62 +96,63 @@ def _norm(x, weight, out, eps, hidden: tl.constexpr, power: tl.constexpr):
     tl.store(out + token * hidden + at, weighted, mask=is_there)
 
 
+@Kernel
 @triton.jit(do_not_specialize=["tokens"])
 def _append(
     qkv, q_norm, k_norm, angles, pool, keys, values, positions, slots, places, tokens, eps,
-    heads: tl.constexpr, power: tl.constexpr, is_interleaved: tl.constexpr,
+    heads: tl.constexpr, power: tl.constexpr, is_half: tl.constexpr,
     is_laid: tl.constexpr, kv_heads: tl.constexpr, dim: tl.constexpr, page: tl.constexpr, tall: tl.constexpr,
 ):  # fmt: skip
-    """Some tokens of one head: of Q, which stays where it is, or of K or V."""
+    """Some tokens of one head: of Q, which stays where it is, or of K or V. Halves turn, or else neighbours."""
     token = tl.program_id(0) * tall + tl.arange(0, tall)
     head = tl.program_id(1)
-    pair = tl.arange(0, power)
+    column = tl.arange(0, 2 * power)
+    is_dim = column < dim
     half: tl.constexpr = dim // 2
-    mask = (token < tokens)[:, None] & (pair < half)[None, :]
-    first_dim = pair * 2 if is_interleaved else pair
-    second_dim = first_dim + 1 if is_interleaved else first_dim + half
-    at = qkv + (token * (heads + 2 * kv_heads) + head)[:, None] * dim
-    first = tl.load(at + first_dim[None, :], mask=mask, other=0.0)
-    second = tl.load(at + second_dim[None, :], mask=mask, other=0.0)
+    if is_half and half < power:
+        is_dim = column % power < half
+        column = tl.where(column < power, column, column - power + half)
+    mask = (token < tokens)[:, None] & is_dim[None, :]
+    at = qkv + (token * (heads + 2 * kv_heads) + head)[:, None] * dim + column[None, :]
+    whole = tl.load(at, mask=mask, other=0.0)
     if head < heads + kv_heads:
+        first, second = _partners(whole, power, is_half, tall)
         if q_norm is not None:
             norm = q_norm
             if head >= heads:
                 norm = k_norm
-            wide, beside = first.to(tl.float32), second.to(tl.float32)
-            scale = tl.rsqrt((tl.sum(wide * wide, 1) + tl.sum(beside * beside, 1)) / dim + eps)[:, None]
-            is_dim = pair < half
-            first = tl.load(norm + first_dim, mask=is_dim, other=0.0)[None, :] * (wide * scale).to(first.dtype)
-            second = tl.load(norm + second_dim, mask=is_dim, other=0.0)[None, :] * (beside * scale).to(first.dtype)
+            wide = whole.to(tl.float32)
+            scale = tl.rsqrt(tl.sum(wide * wide, 1) / dim + eps)[:, None]
+            weight = tl.load(norm + column, mask=is_dim, other=0.0)[None, :]
+            first, second = _partners(weight * (wide * scale).to(whole.dtype), power, is_half, tall)
         if angles is not None:
             position = tl.load(positions + token, mask=token < tokens, other=0)
-            turn = angles + position[:, None] * dim + pair[None, :] * 2
-            cos = tl.load(turn, mask=mask, other=0.0).to(tl.float32)
-            sin = tl.load(turn + 1, mask=mask, other=0.0).to(tl.float32)
+            turn = angles + position[:, None] * dim + tl.arange(0, 2 * power)[None, :]
+            turns = tl.load(turn, mask=(token < tokens)[:, None] & (tl.arange(0, 2 * power) < dim)[None, :], other=0.0)
+            cos, sin = _partners(turns.to(tl.float32), power, is_half=False, tall=tall)
             wide, beside = first.to(tl.float32), second.to(tl.float32)
             first = (wide * cos - beside * sin).to(first.dtype)
             second = (beside * cos + wide * sin).to(first.dtype)
+        both = tl.join(first, second)
+        if is_half:
+            both = tl.permute(both, (0, 2, 1))
+        whole = tl.reshape(both, [tall, 2 * power])
     if head < heads:
-        tl.store(at + first_dim[None, :], first, mask=mask)
-        tl.store(at + second_dim[None, :], second, mask=mask)
+        tl.store(at, whole, mask=mask)
     else:
         kv = (head - heads) // kv_heads
         kv_head = (head - heads) % kv_heads
         in_pool = pool + _slot(slots, token, tokens, kv_head, kv, kv_heads, dim, page)
-        tl.store(in_pool + _in_tile(first_dim)[None, :], first, mask=mask)
-        tl.store(in_pool + _in_tile(second_dim)[None, :], second, mask=mask)
+        tl.store(in_pool + _in_tile(column)[None, :], whole, mask=mask)
         place = tl.load(places + token, mask=token < tokens, other=0)
-        beside_others = keys
-        if kv == 1:
-            beside_others = values
-            if is_laid:
-                first_dim = _laid(first_dim)
-                second_dim = _laid(second_dim)
-        in_row = beside_others + (place * kv_heads + kv_head)[:, None] * dim
-        tl.store(in_row + first_dim[None, :], first, mask=mask)
-        tl.store(in_row + second_dim[None, :], second, mask=mask)
+        in_row = (place * kv_heads + kv_head)[:, None] * dim
+        if kv == 0:
+            tl.store(keys + in_row + column[None, :], whole, mask=mask)
+        else:
+            tl.store(values + in_row + (_laid(column) if is_laid else column)[None, :], whole, mask=mask)
 
 
+@Kernel
 @triton.jit(do_not_specialize=["tokens"])
 def _gather(
     pool, keys, values, slots, places, tokens, power: tl.constexpr,
@@ -170,12 +166,19 @@ def _gather(
     in_pool = pool + _slot(slots, token, tokens, kv_head, kv, kv_heads, dim, page)
     found = tl.load(in_pool + _in_tile(at)[None, :], mask=mask, other=0.0)
     place = tl.load(places + token, mask=token < tokens, other=0)
-    beside_others = keys
-    if kv == 1:
-        beside_others = values
-        if is_laid:
-            at = _laid(at)
-    tl.store(beside_others + (place * kv_heads + kv_head)[:, None] * dim + at[None, :], found, mask=mask)
+    in_row = (place * kv_heads + kv_head)[:, None] * dim
+    if kv == 0:
+        tl.store(keys + in_row + at[None, :], found, mask=mask)
+    else:
+        tl.store(values + in_row + (_laid(at) if is_laid else at)[None, :], found, mask=mask)
+
+
+@triton.jit
+def _partners(whole, power: tl.constexpr, is_half: tl.constexpr, tall: tl.constexpr):
+    """What turns together: two tensors [tall, power]."""
+    if is_half:
+        return tl.split(tl.permute(tl.reshape(whole, [tall, 2, power]), (0, 2, 1)))
+    return tl.split(tl.reshape(whole, [tall, power, 2]))
 
 
 @triton.jit

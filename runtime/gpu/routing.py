@@ -7,7 +7,6 @@ products between.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton  # pyright: ignore[reportMissingImports]
@@ -16,11 +15,12 @@ from torch import Tensor
 
 from megakernel.model import RoutedMlp
 from runtime.gpu.grouped import BLOCKS, Groups, most_tiles
+from runtime.gpu.kernel import Kernel
 
 _ROUTED = 16
 """Tokens that one program routes: the fewest that a matrix instruction takes."""
 
-_PLACED = 128
+_PLACED = 32
 """Pairs, and blocks of pairs, that one program places."""
 
 
@@ -46,17 +46,16 @@ def route(x: Tensor, router: Tensor, mlp: RoutedMlp, tokens: int = BLOCKS.tokens
     counts = torch.zeros(mlp.num_experts, dtype=torch.int32, device=x.device)
     tiles = torch.empty(3, most_tiles(pairs, mlp.num_experts, tokens), dtype=torch.int32, device=x.device)
     power = max(triton.next_power_of_2(mlp.num_experts), 16)
-    scores: Any = _route[(triton.cdiv(count, _ROUTED),)]  # pyright: ignore[reportIndexIssue] - takes options besides
-    scores(
-        x, router, chosen, weights, ranks, counts, count, mlp.num_experts, hidden=hidden, power=power,
+    _route(
+        (triton.cdiv(count, _ROUTED),),
+        x, router, chosen, weights, ranks, counts, count, experts=mlp.num_experts, hidden=hidden, power=power,
         top_k=mlp.top_k, kept=triton.next_power_of_2(mlp.top_k), softmax=mlp.score == "softmax",
-        renormalise=mlp.renormalise, tall=_ROUTED, depth=min(128, hidden & -hidden), num_warps=4, num_stages=3,
+        renormalise=mlp.renormalise, tall=_ROUTED, depth=min(128, hidden & -hidden),
     )  # fmt: skip
-    grid = (triton.cdiv(max(pairs, tiles.shape[1]), _PLACED),)
-    place: Any = _place[grid]  # pyright: ignore[reportIndexIssue]
-    place(
-        chosen, ranks, counts, places, rows, tiles, pairs, tiles.shape[1], mlp.num_experts, top_k=mlp.top_k,
-        power=power, tall=tokens, block=_PLACED, num_warps=4,
+    _place(
+        (triton.cdiv(max(pairs, tiles.shape[1]), _PLACED),),
+        chosen, ranks, counts, places, rows, tiles, pairs, tiles.shape[1], experts=mlp.num_experts, top_k=mlp.top_k,
+        power=power, tall=tokens, block=_PLACED,
     )  # fmt: skip
     return Routed(Groups(mlp.num_experts, tokens, rows.view(-1), tiles), places, weights)
 
@@ -65,19 +64,20 @@ def combine(after: Tensor, results: Tensor, routed: Routed) -> Tensor:
     """`after` [tokens, hidden] and each token's weighted `results` [pairs, hidden], whose sum is wide and rounded."""
     tokens, hidden = after.shape
     out = torch.empty_like(after)
-    launch: Any = _combine[(tokens,)]  # pyright: ignore[reportIndexIssue]
-    launch(
+    _combine(
+        (tokens,),
         after, results, routed.places, routed.weights, out,
-        hidden=hidden, power=triton.next_power_of_2(hidden), top_k=routed.places.shape[1], num_warps=4,
+        hidden=hidden, power=triton.next_power_of_2(hidden), top_k=routed.places.shape[1],
     )  # fmt: skip
     return out
 
 
+@Kernel
 @triton.jit(do_not_specialize=["tokens"])
 def _route(
-    x, router, chosen, weights, ranks, counts, tokens, experts,
-    hidden: tl.constexpr, power: tl.constexpr, top_k: tl.constexpr, kept: tl.constexpr, softmax: tl.constexpr,
-    renormalise: tl.constexpr, tall: tl.constexpr, depth: tl.constexpr,
+    x, router, chosen, weights, ranks, counts, tokens,
+    experts: tl.constexpr, hidden: tl.constexpr, power: tl.constexpr, top_k: tl.constexpr, kept: tl.constexpr,
+    softmax: tl.constexpr, renormalise: tl.constexpr, tall: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0) * tall + tl.arange(0, tall)
     is_token = token < tokens
@@ -114,10 +114,11 @@ def _route(
     tl.store(weights + token[:, None] * top_k + place[None, :], found, mask=is_kept)
 
 
+@Kernel
 @triton.jit(do_not_specialize=["pairs", "most"])
 def _place(
-    chosen, ranks, counts, places, rows, tiles, pairs, most, experts,
-    top_k: tl.constexpr, power: tl.constexpr, tall: tl.constexpr, block: tl.constexpr,
+    chosen, ranks, counts, places, rows, tiles, pairs, most,
+    experts: tl.constexpr, top_k: tl.constexpr, power: tl.constexpr, tall: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Pairs behind those of the experts before theirs, in their own order; and the blocks of every expert's pairs."""
     expert = tl.arange(0, power)
@@ -146,6 +147,7 @@ def _at(values, index, every):
     return tl.sum(tl.where(index[:, None] == every[None, :], values[None, :], 0), 1)
 
 
+@Kernel
 @triton.jit
 def _combine(
     after, results, places, weights, out, hidden: tl.constexpr, power: tl.constexpr, top_k: tl.constexpr

@@ -20,10 +20,10 @@ from triton.compiler import ASTSource
 from runtime.gpu import grouped, heads, routing
 
 name, constants, options = json.loads(sys.argv[1])
-kernel = next(found for module in (grouped, heads, routing) if (found := getattr(module, name, None)))
+kernel = next(found for module in (grouped, heads, routing) if (found := getattr(module, name, None)))._function
 floats = {"eps": "fp32"}
 words = {"rows", "tiles", "chosen", "ranks", "counts", "places", "positions", "slots"}
-numbers = {"pairs", "most", "height", "x_stride", "tokens", "experts"}
+numbers = {"pairs", "most", "tokens"}
 def kind(name):
     if name in constants: return "constexpr"
     if name in numbers: return "i32"
@@ -31,7 +31,6 @@ def kind(name):
 names = list(inspect.signature(kernel.fn).parameters)
 signature = {name: kind(name) for name in names}
 aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if signature[name].startswith("*")}
-aligned |= {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if name in ("height", "x_stride")}
 source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
 compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 ptx = compiled.asm["ptx"]
@@ -61,11 +60,11 @@ def compiled(name: str, constants: dict, options: dict, folder: Path) -> dict:
 
 ONE = {"rows": None, "tiles": None, "gathers": False}
 PRODUCTS = {
-    "qkv": {"columns": 2048, "gated": False, "plus": None, **ONE},
-    "output": {"columns": 4096, "gated": False, **ONE},
-    "up": {"columns": 2048, "gated": True, "gathers": True, "plus": None},
-    "down": {"columns": 768, "gated": False, "gathers": False, "plus": None},
-    "dense up": {"columns": 2048, "gated": True, "plus": None, **ONE},
+    "qkv": {"height": 5120, "columns": 2048, "gated": False, "plus": None, **ONE},
+    "output": {"height": 2048, "columns": 4096, "gated": False, **ONE},
+    "up": {"height": 1536, "columns": 2048, "gated": True, "gathers": True, "plus": None},
+    "down": {"height": 2048, "columns": 768, "gated": False, "gathers": False, "plus": None},
+    "dense up": {"height": 6144, "columns": 2048, "gated": True, "plus": None, **ONE},
 }
 
 
@@ -84,13 +83,13 @@ def test_products_of_north(product, tmp_path):
 NORTH = {"is_laid": True, "kv_heads": 4, "dim": 128, "page": 64, "tall": 16}
 OTHERS = {
     "_route": {
-        "hidden": 2048, "power": 128, "top_k": 8, "kept": 8, "softmax": True, "renormalise": True, "tall": 16,
-        "depth": 128,
+        "experts": 128, "hidden": 2048, "power": 128, "top_k": 8, "kept": 8, "softmax": True, "renormalise": True,
+        "tall": 16, "depth": 128,
     },
-    "_place": {"top_k": 8, "power": 128, "tall": 128, "block": 128},
+    "_place": {"experts": 128, "top_k": 8, "power": 128, "tall": 128, "block": 32},
     "_combine": {"hidden": 2048, "power": 2048, "top_k": 8},
     "_norm": {"hidden": 2048, "power": 2048},
-    "_append": {"heads": 32, "power": 64, "is_interleaved": True, **NORTH},
+    "_append": {"heads": 32, "power": 64, "is_half": False, **NORTH},
     "_gather": {"power": 128, **NORTH},
 }  # fmt: skip
 
