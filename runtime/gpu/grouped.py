@@ -82,9 +82,9 @@ def product(
     height = units.shape[0] // (matrices * splits) * UNIT_ROWS
     out = torch.empty(pairs, height // 2 if gated else height, dtype=x.dtype, device=x.device)
     wide = min(blocks.rows, max(UNIT_ROWS, triton.next_power_of_2(height)))
-    most = triton.cdiv(pairs, tall) if groups is None else groups.tiles.shape[1]
+    most = -(-pairs // tall) if groups is None else groups.tiles.shape[1]
     _product(
-        (triton.cdiv(height, wide), most),
+        (-(-height // wide), most),
         x, units, groups and groups.rows, groups and groups.tiles, out, plus, pairs, most,
         height=height, columns=columns, splits=splits, gathers=gathers, gated=gated, tall=tall, wide=wide,
         depth=min(blocks.depth, columns & -columns), stages=blocks.stages, warps=blocks.warps,

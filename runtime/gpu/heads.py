@@ -69,14 +69,14 @@ def append(
         "tall": _TOKENS,
     }  # fmt: skip
     _append(
-        (triton.cdiv(len(qkv), _TOKENS), heads + 2 * kv_heads),
+        (-(-len(qkv) // _TOKENS), heads + 2 * kv_heads),
         qkv, *norms, angles, pool, keys, values, places.positions, places.slots, places.at, len(qkv), model.norm_eps,
         heads=heads, power=triton.next_power_of_2(dim // 2), is_half=rope is not None and rope.pairing == "half",
         **sizes,
     )  # fmt: skip
     if places.before is not None:
         slots, at = places.before
-        grid = (triton.cdiv(len(slots), _TOKENS), 2 * kv_heads)
+        grid = (-(-len(slots) // _TOKENS), 2 * kv_heads)
         _gather(grid, pool, keys, values, slots, at, len(slots), power=triton.next_power_of_2(dim), **sizes)
     return qkv[:, : heads * dim].unflatten(1, (heads, dim)), keys, values
 

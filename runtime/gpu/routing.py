@@ -47,13 +47,13 @@ def route(x: Tensor, router: Tensor, mlp: RoutedMlp, tokens: int = BLOCKS.tokens
     tiles = torch.empty(3, most_tiles(pairs, mlp.num_experts, tokens), dtype=torch.int32, device=x.device)
     power = max(triton.next_power_of_2(mlp.num_experts), 16)
     _route(
-        (triton.cdiv(count, _ROUTED),),
+        (-(-count // _ROUTED),),
         x, router, chosen, weights, ranks, counts, count, experts=mlp.num_experts, hidden=hidden, power=power,
         top_k=mlp.top_k, kept=triton.next_power_of_2(mlp.top_k), softmax=mlp.score == "softmax",
         renormalise=mlp.renormalise, tall=_ROUTED, depth=min(128, hidden & -hidden),
     )  # fmt: skip
     _place(
-        (triton.cdiv(max(pairs, tiles.shape[1]), _PLACED),),
+        (-(-max(pairs, tiles.shape[1]) // _PLACED),),
         chosen, ranks, counts, places, rows, tiles, pairs, tiles.shape[1], experts=mlp.num_experts, top_k=mlp.top_k,
         power=power, tall=tokens, block=_PLACED,
     )  # fmt: skip
