@@ -177,8 +177,11 @@ def _gather(
 def _partners(whole, power: tl.constexpr, is_half: tl.constexpr, tall: tl.constexpr):
     """What turns together: two tensors [tall, power]."""
     if is_half:
-        return tl.split(tl.permute(tl.reshape(whole, [tall, 2, power]), (0, 2, 1)))
-    return tl.split(tl.reshape(whole, [tall, power, 2]))
+        pairs = tl.permute(tl.reshape(whole, [tall, 2, power]), (0, 2, 1))
+    else:
+        pairs = tl.reshape(whole, [tall, power, 2])
+    first, second = tl.split(pairs)
+    return first, second
 
 
 @triton.jit

@@ -22,7 +22,7 @@ class Kernel:
         self._found: dict[tuple[object, ...], tuple[Any, list[object]]] = {}
 
     def __call__(
-        self, grid: tuple[int, ...], *args: object, warps: int = 4, stages: int = 3, **constants: object
+        self, grid: tuple[Any, ...], *args: object, warps: int = 4, stages: int = 3, **constants: object
     ) -> None:
         """Launch on the current stream; `constants` are the function's last parameters, and None among `args`."""
         key = (warps, stages, *constants.values(), *(arg is None for arg in args))
