@@ -116,7 +116,7 @@ def _append(
     at = qkv + (token * (heads + 2 * kv_heads) + head)[:, None] * dim + column[None, :]
     whole = tl.load(at, mask=mask, other=0.0)
     if head < heads + kv_heads:
-        first, second = _partners(whole, power, is_half, tall)
+        first, second = _partners(whole, power, is_half, tall)  # pyright: ignore[reportGeneralTypeIssues]
         if q_norm is not None:
             norm = q_norm
             if head >= heads:

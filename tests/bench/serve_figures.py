@@ -62,6 +62,7 @@ TTFT_MS = 57.0
 STALL_MS = 25.0
 """The engine's stall budget, `EngineSettings.stall_ms`."""
 SLACK = 1.1
+SLICES = "counterpoint:prefill_slice_seconds"
 CLOSED_TOKENS_PER_S = 1.2 * 759
 """vLLM 0.26.0 decodes 759 tok/s at batch 8, 8K, on an H200."""
 
@@ -195,6 +196,7 @@ async def itl(bench: Bench) -> list[Figure]:
             await asyncio.sleep(sizes.settle_s)
             return (await bench.run(f"{name}-arrivals", num_prompts=count, **options))[1]
 
+        before = await bench.metrics()
         streams = asyncio.ensure_future(bench.run(name, num_prompts=sizes.beside, **running))
         arrived = await later()
         _, answers = await streams
@@ -210,6 +212,9 @@ async def itl(bench: Bench) -> list[Figure]:
             "median_ms": 1e3 * median(found), "max_ms": 1e3 * max(found), "gaps": len(found), "arrivals": covered,
             "calm_median_ms": calm_ms, "measured_step_ms": step, "stall_ms": STALL_MS,
             "tokens_per_chunk": bench.records[-1]["tokens_per_chunk"],
+            "slices": {
+                name: value - before.get(name, 0) for name, value in (await bench.metrics()).items() if SLICES in name
+            },
         }  # fmt: skip
         bar = None if step is None else SLACK * (step + STALL_MS)
         p99 = 1e3 * float(np.percentile(found, 99))
