@@ -219,7 +219,7 @@ def test_who_comes_while_a_launch_lands_shares_the_slice():
         step(core, answers)
     core.submit(request("b", [9, *PROMPT], 5))
     late = [request("c", [10, *PROMPT], 5)]
-    core.hear = lambda: core.submit(late.pop()) if late else None
+    core.pause = lambda: core.submit(late.pop()) if late else None
     chunks = []
     prefill = backend.prefill
 
