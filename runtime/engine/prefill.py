@@ -19,6 +19,9 @@ from runtime.engine.sequence import Sequence
 PROMPT_LOGPROB_TOKENS = 32
 """Positions of one span whose logits come to the host at once."""
 
+SLICE = 0.94
+"""Share of a stall that a slice takes: the rest is what ends one launch and begins the next."""
+
 
 @dataclass
 class Plan:
@@ -49,7 +52,8 @@ class Prefill:
 
     def __init__(self, backend: Backend, cache: KvCache, stall_seconds: float, clock: Callable[[], float]) -> None:
         """Nothing is known of costs yet: the first chunk is the smallest worth its cost, its first slice one layer."""
-        self._backend, self._cache, self._stall, self._clock = backend, cache, stall_seconds, clock
+        self._backend, self._cache, self._clock = backend, cache, clock
+        self._stall = stall_seconds * SLICE
         self._cost = ChunkCost()
         self._plan: Plan | None = None
 

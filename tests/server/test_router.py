@@ -18,6 +18,9 @@ pytestmark = pytest.mark.anyio
 
 CHAT = "/v1/chat/completions"
 
+WORDS = "word " * 240
+"""An answer that takes so long that a replica's end comes before its own, on a slow machine too."""
+
 SESSIONS = 12
 """Enough that one of two replicas is hardly ever left out."""
 
@@ -71,7 +74,7 @@ def session(number, turns):
 async def two_replicas():
     """Two replicas, and a client of the gateway before them."""
     script = Script(thought("") + answered("answer"))
-    script.on(99, thought("") + answered("word " * 80))
+    script.on(99, thought("") + answered(WORDS))
     sizes = {"rows": 16, "pages": (1200, 1200), "seconds": 0.004, "config": ServeConfig(waits=Waits(drain_s=30))}
     async with (
         listening(script=script, **sizes) as one,
@@ -126,7 +129,7 @@ async def test_a_drained_replica_loses_no_stream_and_its_sessions_go_on_elsewher
             await ask(client, session(number, 3))
         for response in await asyncio.gather(*running):
             found = Stream.read(response.text)
-            assert (found.is_done, found.content()) == (True, "word " * 80)
+            assert (found.is_done, found.content()) == (True, WORDS)
         assert not replicas[0].engine.is_ready
 
 
@@ -142,6 +145,6 @@ async def test_a_killed_replica_loses_only_its_own_streams():
         results = await asyncio.gather(*posts, return_exceptions=True)
         texts = [each.text for each in results if isinstance(each, httpx.Response)]
         whole = [Stream.read(text) for text in texts if text.endswith("data: [DONE]\n\n") and '"error"' not in text]
-        assert [found.content() for found in whole] == ["word " * 80] * counts[1]
+        assert [found.content() for found in whole] == [WORDS] * counts[1]
         reply = (await ask(client, session(9, 1))).json()
         assert reply["choices"][0]["message"]["content"] == "answer"
