@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -86,7 +87,8 @@ def row_state(join: Join) -> npt.NDArray[np.void]:
 
     ValueError for more stop ids than fit, or parameters that change logits before the temperature: the host's work.
     """
-    state = _row_state(join.sampling, join.end_position, join.stops).copy()
+    sampling: Any = join.sampling  # frozen, so it has a hash
+    state = _row_state(sampling, join.end_position, join.stops).copy()
     state["position"] = join.position
     return state
 
