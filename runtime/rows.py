@@ -8,6 +8,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -85,15 +87,23 @@ def row_state(join: Join) -> npt.NDArray[np.void]:
 
     ValueError for more stop ids than fit, or parameters that change logits before the temperature: the host's work.
     """
-    if len(join.stops) > MAX_STOPS:
-        raise ValueError(f"{len(join.stops)} stop ids, at most {MAX_STOPS} fit a row")
-    if join.sampling.edits_logits:
+    sampling: Any = join.sampling  # frozen, so it has a hash
+    state = _row_state(sampling, join.end_position, join.stops).copy()
+    state["position"] = join.position
+    return state
+
+
+@lru_cache(maxsize=256)
+def _row_state(sampling: SamplingParams, end_position: int, stops: tuple[int, ...]) -> npt.NDArray[np.void]:
+    """What of it stays the same from launch to launch: rows join again at each."""
+    if len(stops) > MAX_STOPS:
+        raise ValueError(f"{len(stops)} stop ids, at most {MAX_STOPS} fit a row")
+    if sampling.edits_logits:
         raise ValueError("penalties and logit_bias change logits, which the kernel does not: sample on the host")
     state = np.zeros(1, ROW_STATE.dtype)
-    sampling = join.sampling
-    state["position"], state["active"], state["end_position"] = join.position, 1, join.end_position
-    state["num_stops"] = len(join.stops)
-    state["stops"][0, : len(join.stops)] = join.stops
+    state["active"], state["end_position"] = 1, end_position
+    state["num_stops"] = len(stops)
+    state["stops"][0, : len(stops)] = stops
     # a temperature that single precision rounds to nothing is not greedy: equals draw
     temperature = 0.0 if sampling.is_greedy else max(sampling.temperature, float(np.finfo(np.float32).tiny))
     state["temperature"], state["top_p"], state["min_p"] = temperature, sampling.top_p, sampling.min_p

@@ -8,7 +8,8 @@ bit-equal results whatever the chunk: `CpuModel` has those.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -23,18 +24,34 @@ QUERY_TOKENS = 512
 """Queries that attend together: their scores take as much scratch as the context is long."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Stretch:
-    """Consecutive tokens of one row: residuals [tokens, hidden], the first one's position, page ids by group."""
+    """Consecutive tokens of one row: positions `begin` up to `end`, and page ids by group."""
 
-    stream: Tensor
     begin: int
+    end: int
     pages: tuple[Tensor, ...]
 
+
+@dataclass
+class Batch:
+    """Stretches that go through the layers together: residuals [tokens, hidden] of all, one behind the other.
+
+    `places` are what a model has found out of the stretches, by group of layers.
+    """
+
+    stream: Tensor
+    stretches: Sequence[Stretch]
+    places: dict[int, object] = field(default_factory=dict[int, object])
+
     @property
-    def end(self) -> int:
-        """Position after the last token."""
-        return self.begin + len(self.stream)
+    def sizes(self) -> list[int]:
+        """Tokens of each stretch."""
+        return [stretch.end - stretch.begin for stretch in self.stretches]
+
+    def streams(self) -> tuple[Tensor, ...]:
+        """Residuals of each stretch."""
+        return self.stream.split(self.sizes)
 
 
 class TorchModel:
@@ -59,19 +76,15 @@ class TorchModel:
         parts = [self._times(x, units) for units in self.weights.head.split(4096)]
         return torch.cat(parts, dim=-1).to(accumulator(self.dtype)) * self.model.logit_scale
 
-    def layer(self, idx: int, stretches: list[Stretch]) -> None:
-        """Run one layer over all stretches: append their K and V, and replace their residuals."""
+    def layer(self, idx: int, batch: Batch) -> None:
+        """Run one layer over a batch: append its K and V, and replace its residuals."""
         spec, weights = self.model.layers[idx], self.weights.layers[idx]
-        sizes = [len(stretch.stream) for stretch in stretches]
-        x = torch.cat([stretch.stream for stretch in stretches])
-        normed = rms_norm(x, weights.input_norm, self.model.norm_eps)
-        q = self._append(idx, stretches, self._project(weights, normed))
-        after = x + self._times(self._attend(idx, stretches, q), weights.output)
+        normed = rms_norm(batch.stream, weights.input_norm, self.model.norm_eps)
+        q = self._append(idx, batch, self._project(weights, normed))
+        after = batch.stream + self._times(self._attend(idx, batch, q), weights.output)
         if self.model.block == "sequential":
             normed = rms_norm(after, weights.mlp_norm, self.model.norm_eps)
-        after = after + self._mlp(spec, weights, normed)
-        for stretch, stream in zip(stretches, after.split(sizes), strict=True):
-            stretch.stream = stream
+        batch.stream = after + self._mlp(spec, weights, normed)
 
     def _times(self, x: Tensor, units: Tensor) -> Tensor:
         """Product [tokens, rows] with packed units, rounded to storage."""
@@ -91,25 +104,25 @@ class TorchModel:
         assert isinstance(total, Tensor)
         return total.to(self.dtype).unflatten(-1, (-1, self.model.head_dim))
 
-    def _append(self, idx: int, stretches: list[Stretch], qkv: Tensor) -> Tensor:
-        """Queries [tokens, heads, head_dim] of all stretches; their K and V go to the pages."""
+    def _append(self, idx: int, batch: Batch, qkv: Tensor) -> Tensor:
+        """Queries [tokens, heads, head_dim] of a batch; its K and V go to the pages."""
         model, spec, weights = self.model, self.model.layers[idx], self.weights.layers[idx]
         q, k, v = qkv.split([model.num_heads, model.num_kv_heads, model.num_kv_heads], dim=1)
         if weights.q_norm is not None and weights.k_norm is not None:
             q, k = rms_norm(q, weights.q_norm, model.norm_eps), rms_norm(k, weights.k_norm, model.norm_eps)
         if spec.rope is not None:
-            angles = self._angles(spec.rope, stretches)
+            table = self._rotary_table(spec.rope, batch)
+            angles = torch.cat([table[stretch.begin : stretch.end] for stretch in batch.stretches])
             q, k = (_turn(part, angles, spec.rope) for part in (q, k))
-        sizes = [len(stretch.stream) for stretch in stretches]
-        for stretch, kv in zip(stretches, torch.stack([k, v]).transpose(1, 2).split(sizes, dim=2), strict=True):
+        parts = torch.stack([k, v]).transpose(1, 2).split(batch.sizes, dim=2)
+        for stretch, kv in zip(batch.stretches, parts, strict=True):
             write(self.pools[idx], stretch.pages[self.groups[idx]], stretch.begin, kv)
         return q
 
-    def _attend(self, idx: int, stretches: list[Stretch], q: Tensor) -> Tensor:
+    def _attend(self, idx: int, batch: Batch, q: Tensor) -> Tensor:
         """Attention output [tokens, heads * head_dim] of queries [tokens, heads, head_dim] over the pages."""
-        sizes = [len(stretch.stream) for stretch in stretches]
         found: list[Tensor] = []
-        for stretch, own in zip(stretches, q.split(sizes), strict=True):
+        for stretch, own in zip(batch.stretches, q.split(batch.sizes), strict=True):
             for offset in range(0, len(own), QUERY_TOKENS):
                 part = own[offset : offset + QUERY_TOKENS]
                 first, end = stretch.begin + offset, stretch.begin + offset + len(part)
@@ -131,14 +144,14 @@ class TorchModel:
         keys, values = read(self.pools[idx], stretch.pages[self.groups[idx]], begin, end)
         return begin, keys, values
 
-    def _angles(self, rope: Rope, stretches: list[Stretch]) -> Tensor:
-        """Cosine and sine [tokens, head_dim / 2, 2] of all stretches' positions, rounded to storage."""
-        end = max(stretch.end for stretch in stretches)
+    def _rotary_table(self, rope: Rope, batch: Batch) -> Tensor:
+        """Cosine and sine [positions, head_dim / 2, 2], rounded to storage, of all positions up to the batch's last."""
+        end = max(stretch.end for stretch in batch.stretches)
         table = self._rotary.get(rope)
         if table is None or len(table) < end:
             table = rotary_table(rope, 1 << (end - 1).bit_length(), self.model.head_dim, self.dtype)
             self._rotary[rope] = table = table.to(self.weights.embedding.device)
-        return torch.cat([table[stretch.begin : stretch.end] for stretch in stretches])
+        return table
 
     def _mlp(self, spec: LayerSpec, weights: LayerWeights, x: Tensor) -> Tensor:
         if not isinstance(spec.mlp, RoutedMlp):
@@ -155,10 +168,6 @@ class TorchModel:
             weight = weight.sigmoid()
         if mlp.renormalise:
             weight = weight / weight.sum(-1, keepdim=True)
-        return self._experts(mlp, weights, x, chosen, weight)
-
-    def _experts(self, mlp: RoutedMlp, weights: LayerWeights, x: Tensor, chosen: Tensor, weight: Tensor) -> Tensor:
-        """Sum of each token's experts: ids and wide weights [tokens, top_k]."""
         total = torch.zeros(x.shape, dtype=weight.dtype, device=x.device)
         up_units, down_units = mlp.width // 8, self.model.hidden_size // 16
         for expert in chosen.unique().tolist():

@@ -75,6 +75,7 @@ class AsyncEngine:
     def __init__(self, core: EngineCore) -> None:
         """Start the thread; `core` is its alone from now on, but for what `EngineCore` says only reads."""
         self.core = core
+        core.pause = self._pause
         # puts are safe wherever the collector runs a stream's end, even inside another put
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._streams: weakref.WeakValueDictionary[str, OutputStream] = weakref.WeakValueDictionary()
@@ -200,6 +201,14 @@ class AsyncEngine:
         """Do all that was asked; sleep until something is, when there is nothing else to do."""
         if not self.core.has_work:
             self._inbox.get()()
+        self._take_more_orders()
+
+    def _pause(self) -> None:
+        """Before a slice of prefill: nobody's tokens wait for it, and who came meanwhile shares it."""
+        self._hand_over(self.core.take_outputs())
+        self._take_more_orders()
+
+    def _take_more_orders(self) -> None:
         while not self._inbox.empty():
             self._inbox.get()()
 

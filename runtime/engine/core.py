@@ -67,6 +67,7 @@ class EngineCore:
         self.roster = Roster(backend.rows, self.cache, self.listener, clock)
         self.error: BaseException | None = None
         self.is_draining = False
+        self.pause: Callable[[], None] = lambda: None  # before a slice: outputs may be taken, and requests be made
         self._seats = Admission(backend, self.cache, self.roster, reuses=self.settings.prefix_cache)
         self._prefill = Prefill(backend, self.cache, self.settings.stall_ms / 1e3, clock)
         self._arrivals = 0
@@ -181,6 +182,10 @@ class EngineCore:
             except BaseException as error:  # extension modules panic with what is no Exception
                 log.exception("a step failed; the engine takes no more requests")
                 self.fail(error)
+        return self.take_outputs()
+
+    def take_outputs(self) -> list[Output]:
+        """What happened since outputs were taken last."""
         outputs, self.roster.outputs = self.roster.outputs, []
         return outputs
 
@@ -202,6 +207,8 @@ class EngineCore:
         self._seats.admit()
         if self.backend.decodes_ahead:  # what is made already is handed over before a slice takes the device
             self._decode(done)
+            self.pause()
+            self._seats.admit()  # who came meanwhile shares the slice
             self._prefill_slice(done)
         else:
             self._prefill_slice(done)

@@ -19,6 +19,9 @@ from runtime.engine.sequence import Sequence
 PROMPT_LOGPROB_TOKENS = 32
 """Positions of one span whose logits come to the host at once."""
 
+SLICE = 0.94
+"""Share of a stall that a slice takes: the rest is what ends one launch and begins the next."""
+
 
 @dataclass
 class Plan:
@@ -48,8 +51,9 @@ class Prefill:
     """Plans chunks and runs them in slices that keep within `stall_seconds` while anyone decodes."""
 
     def __init__(self, backend: Backend, cache: KvCache, stall_seconds: float, clock: Callable[[], float]) -> None:
-        """Nothing is known of costs yet: the first chunk is the smallest worth its cost."""
-        self._backend, self._cache, self._stall, self._clock = backend, cache, stall_seconds, clock
+        """Nothing is known of costs yet: the first chunk is the smallest worth its cost, its first slice one layer."""
+        self._backend, self._cache, self._clock = backend, cache, clock
+        self._stall = stall_seconds * SLICE
         self._cost = ChunkCost()
         self._plan: Plan | None = None
 
@@ -82,9 +86,8 @@ class Prefill:
         plan = self._plan
         assert plan is not None
         layers = end = self._backend.prefill_layers
-        expected = self._cost.seconds(plan.tokens)
-        if stalls and expected > self._stall:
-            end = min(layers, plan.layer + max(1, int(layers * self._stall / expected)))
+        if stalls:
+            end = min(layers, plan.layer + self._fitting_layers(plan))
         begin = self._clock()
         results = self._backend.prefill(Chunk(tuple(plan.spans), (plan.layer, end)))
         seconds = self._clock() - begin
@@ -94,6 +97,14 @@ class Prefill:
         self._plan = None
         self._cost.observe(plan.tokens, plan.seconds)
         return seconds, plan, results
+
+    def _fitting_layers(self, plan: Plan) -> int:
+        """How many more fit into a stall, at the pace of the plan's layers so far, or of its like; else one."""
+        layers = self._backend.prefill_layers
+        each = plan.seconds / plan.layer if plan.layer else self._cost.seconds(plan.tokens) / layers
+        if not each and not plan.layer:
+            return 1
+        return layers if each * layers <= self._stall else max(1, int(self._stall / each))
 
     def span(self, sequence: Sequence, end: int, want: Want) -> Span:
         """The row's next tokens, up to `end`."""

@@ -18,14 +18,14 @@ from megakernel.build import BuiltStep
 from runtime.engine.backend import Chunk, Result, Row, Want
 from runtime.gpu.ahead import Ahead, Bucket
 from runtime.kv_pages import layer_groups
-from runtime.torch_model import Stretch, TorchModel
+from runtime.torch_model import Batch, Stretch, TorchModel
 
 MAX_STEPS = 64
 """Of one launch. What comes between two costs a step's twentieth, and rows have pages for so many tokens ahead."""
 
-PREFILL_TOKENS: tuple[int, int] = (512, 8192)
-"""A chunk reads nearly all experts, however short: below the first that costs more than its tokens. What the second
-takes of memory is `SCRATCH_BYTES` of `opening`."""
+PREFILL_TOKENS: tuple[int, int] = (4096, 8192)
+"""A chunk reads nearly all experts, however short: below the first that costs more than its tokens, and a stall ends
+between its layers. What the second takes of memory is in `room.py`."""
 
 
 class Table(Bucket, Protocol):
@@ -51,7 +51,7 @@ class GpuBackend:
         self.max_context_tokens = min(longest, model.model.max_context_tokens)
         self.prefill_tokens, self.prefill_layers, self.max_steps = PREFILL_TOKENS, model.model.num_layers, max_steps
         self._ahead = Ahead(tables)
-        self._unfinished: list[Stretch] = []
+        self._unfinished: Batch | None = None
 
     @torch.no_grad()
     def prefill(self, chunk: Chunk) -> tuple[Result, ...]:
@@ -60,21 +60,20 @@ class GpuBackend:
         begin, end = chunk.layers
         if begin == 0:
             self._ahead.forget([span.slot for span in chunk.spans])
-            self._unfinished = [
-                Stretch(self.model.embed(self._placed(span.tokens)), span.begin, tuple(map(self._placed, span.tables)))
-                for span in chunk.spans
-            ]
+            stretches = [Stretch(span.begin, span.end, tuple(map(self._placed, span.tables))) for span in chunk.spans]
+            tokens = [token for span in chunk.spans for token in span.tokens]
+            self._unfinished = Batch(self.model.embed(self._placed(tokens)), stretches)
+        batch = self._unfinished
+        assert batch is not None, "a chunk begins with its first layer"
         for layer in range(begin, end):
-            self.model.layer(layer, self._unfinished)
+            self.model.layer(layer, batch)
         if end < self.prefill_layers:
             self._wait()
             return ()
-        done, self._unfinished = self._unfinished, []
+        self._unfinished = None
         found = tuple(
-            Result(logits=self.model.logits(stretch.stream).float().cpu().numpy())
-            if span.want is Want.ALL_LOGITS
-            else Result()
-            for span, stretch in zip(chunk.spans, done, strict=True)
+            Result(logits=self.model.logits(stream).float().cpu().numpy()) if span.want is Want.ALL_LOGITS else Result()
+            for span, stream in zip(chunk.spans, batch.streams(), strict=True)
         )
         self._wait()
         return found

@@ -1,7 +1,8 @@
-"""The prefill's model as a card runs it: experts as two grouped products, attention in one call for all stretches.
+"""The prefill's model as a card runs it: eleven launches a layer, over packed weights and pages where they lie.
 
-Only what is slow in the plain `TorchModel` is different here: a loop over experts, which waits for the host at each,
-and masks of scores. Numbers differ from the plain model's by rounding.
+Every product reads the packed tiles (`grouped.py`), experts are grouped without a word to the host (`routing.py`),
+heads go to their pages as they are turned (`heads.py`), and attention is one call for all rows. Numbers differ from the
+plain model's by rounding.
 """
 
 from __future__ import annotations
@@ -12,38 +13,77 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from megakernel.model import RoutedMlp
-from runtime.gpu.grouped import Groups, grouped_product
-from runtime.torch_model import Stretch, TorchModel, activated
+from megakernel.model import DenseMlp, RoutedMlp
+from megakernel.tiling import TILE_COLUMNS
+from runtime.gpu.grouped import laid, product
+from runtime.gpu.heads import Places, append, normed
+from runtime.gpu.routing import combine, route
+from runtime.kv_pages import TILE
+from runtime.torch_model import Batch, TorchModel
 from runtime.weights import LayerWeights
 
 
 class CardModel(TorchModel):
     """See `TorchModel`; weights and pools lie on the card, in bfloat16."""
 
-    def _experts(self, mlp: RoutedMlp, weights: LayerWeights, x: Tensor, chosen: Tensor, weight: Tensor) -> Tensor:
-        groups = Groups.sort(chosen.flatten(), mlp.num_experts)
-        gates = grouped_product(x, groups.order // mlp.top_k, weights.up, groups)
-        every = torch.arange(len(groups.order), device=x.device)
-        results = grouped_product(activated(gates), every, weights.down, groups)
-        places = torch.empty_like(groups.order)
-        places[groups.order] = every
-        of_tokens = results[places].unflatten(0, (-1, mlp.top_k)).to(weight.dtype)
-        return of_tokens.mul_(weight[..., None]).sum(1).to(self.dtype)
+    def layer(self, idx: int, batch: Batch) -> None:
+        """See `TorchModel`."""
+        model, spec, weights = self.model, self.model.layers[idx], self.weights.layers[idx]
+        places = self._places(self.groups[idx], batch)
+        x = normed(batch.stream, weights.input_norm, model.norm_eps)
+        splits = model.hidden_size // (weights.qkv.shape[1] * weights.qkv.shape[3])
+        angles = None if spec.rope is None else self._rotary_table(spec.rope, batch)
+        norms = weights.q_norm, weights.k_norm
+        qkv = product(x, weights.qkv, splits=splits)
+        q, keys, values = append(model, spec.rope, qkv, norms, angles, self.pools[idx], places)
+        attended = ragged_attention(q, keys, values, places.ends, spec.window_tokens).flatten(1)
+        if model.head_dim % TILE_COLUMNS:  # else V was laid, see `append`
+            attended = laid(attended)
+        after = product(attended, weights.output, plus=batch.stream)
+        if model.block == "sequential":
+            x = normed(after, weights.mlp_norm, model.norm_eps)
+        batch.stream = self._gate_and_add(spec.mlp, weights, x, after)
 
-    def _attend(self, idx: int, stretches: list[Stretch], q: Tensor) -> Tensor:
-        window = self.model.layers[idx].window_tokens
-        keys: list[Tensor] = []
-        values: list[Tensor] = []
+    def _gate_and_add(self, mlp: RoutedMlp | DenseMlp, weights: LayerWeights, x: Tensor, after: Tensor) -> Tensor:
+        if isinstance(mlp, DenseMlp):
+            return product(product(x, weights.up, gated=True), weights.down, plus=after)
+        assert weights.router is not None
+        routed = route(x, weights.router, mlp)
+        act = product(x, weights.up, routed.groups, gathers=True, gated=True)
+        return combine(after, product(act, weights.down, routed.groups), routed)
+
+    def _places(self, group: int, batch: Batch) -> Places:
+        """Where the batch's tokens lie in a group's pages; the same for all its layers."""
+        found = batch.places.get(group)
+        if found is None:
+            found = batch.places[group] = self._find_places(group, batch)
+        assert isinstance(found, Places)
+        return found
+
+    def _find_places(self, group: int, batch: Batch) -> Places:
+        device, page_tokens = batch.stream.device, self.pools[0].shape[3] * TILE
+        window = self.model.layers[self.groups.index(group)].window_tokens
+        positions, slots, at, slots_before, at_before = ([] for _ in range(5))
         queries_end, keys_end = [0], [0]
-        for stretch in stretches:
-            begin, own_keys, own_values = self._seen(idx, stretch, stretch.begin, stretch.end)
-            keys.append(own_keys.transpose(0, 1))
-            values.append(own_values.transpose(0, 1))
-            queries_end.append(queries_end[-1] + len(stretch.stream))
-            keys_end.append(keys_end[-1] + stretch.end - begin)
-        lengths = tuple(queries_end), tuple(keys_end)
-        return ragged_attention(q, torch.cat(keys), torch.cat(values), lengths, window).flatten(1)
+        for stretch in batch.stretches:
+            # from a page's begin: blocks of keys are the same then, and so are sums, wherever a prompt is cut
+            first = 0 if window is None else max(0, stretch.begin + 1 - window) // page_tokens * page_tokens
+            seen = torch.arange(first, stretch.end, dtype=torch.int32, device=device)
+            slot = stretch.pages[group].int()[seen // page_tokens] * page_tokens + seen % page_tokens
+            place, before = seen + (keys_end[-1] - first), stretch.begin - first
+            positions.append(seen[before:])
+            for parts, own in ((slots, slot[before:]), (at, place[before:])):
+                parts.append(own)
+            for parts, own in ((slots_before, slot[:before]), (at_before, place[:before])):
+                parts.append(own)
+            queries_end.append(queries_end[-1] + stretch.end - stretch.begin)
+            keys_end.append(keys_end[-1] + stretch.end - first)
+        before = (torch.cat(slots_before), torch.cat(at_before))
+        return Places(
+            positions=torch.cat(positions), slots=torch.cat(slots), at=torch.cat(at),
+            before=before if len(before[0]) else None, count=keys_end[-1],
+            ends=(tuple(queries_end), tuple(keys_end)),
+        )  # fmt: skip
 
 
 def ragged_attention(

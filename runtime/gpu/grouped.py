@@ -1,14 +1,14 @@
-"""Products of many tokens with some of many packed matrices, on a card: the experts of a prefill, in Triton.
+"""Products of many tokens with packed matrices, on a card: all of a prefill's, those of experts grouped by expert.
 
-Reads units of 16 rows where they lie, tile by tile (`runtime/weights.py`), so that no expert is unpacked: a chunk of a
-thousand tokens touches all of them, and a copy would cost as much again as the product. Refuses routing: it is told
-whose tokens are whose.
+Reads units of 16 rows where they lie (`runtime/weights.py`): a unit's tile is what a matrix instruction takes from
+registers, lane by lane, so weights go from memory through the ring of a block's copies to the instruction as they are.
+The price is that columns of the other operand stand in the order in which the instruction meets a tile's: `laid`.
+Refuses routing: it is told whose tokens are whose.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton  # pyright: ignore[reportMissingImports]
@@ -16,17 +16,18 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 from megakernel.tiling import TILE_COLUMNS, UNIT_ROWS
+from runtime.gpu.kernel import Kernel
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """What one program of the grid computes: rows and columns of the result, and how it streams what it needs."""
+    """What one program of the grid computes: `tokens` by `rows` of a matrix, and how it streams what it needs."""
 
-    rows: int = 64
-    columns: int = 128
+    tokens: int = 128
+    rows: int = 128
     depth: int = 64
     stages: int = 4
-    warps: int = 4
+    warps: int = 8
 
 
 BLOCKS = Blocks()
@@ -34,84 +35,130 @@ BLOCKS = Blocks()
 
 @dataclass(frozen=True)
 class Groups:
-    """Pairs of a token and a matrix that it meets, sorted by matrix.
+    """Pairs of a token and a matrix that it meets, those of a matrix together.
 
-    `order` [pairs] are the pairs' places before, `ends` [matrices] where each matrix' pairs end.
+    `rows` [pairs] int32 are the pairs' tokens, `tiles` [3, most] int32 blocks of up to `tokens` pairs of one matrix:
+    the matrix (-1 where there is no block), its first pair, and the end of the matrix' pairs.
     """
 
-    order: Tensor
-    ends: Tensor
-
-    @staticmethod
-    def sort(matrix: Tensor, matrices: int) -> Groups:
-        """From each pair's matrix, [pairs] int64; without a word to the host."""
-        found, order = matrix.sort(stable=True)
-        every = torch.arange(matrices, device=matrix.device)
-        return Groups(order, torch.searchsorted(found, every, right=True))
+    matrices: int
+    tokens: int
+    rows: Tensor
+    tiles: Tensor
 
 
-def grouped_product(x: Tensor, rows: Tensor, units: Tensor, groups: Groups, blocks: Blocks = BLOCKS) -> Tensor:
-    """Products [pairs, matrix rows], in the order of the groups, of rows of x [tokens, columns] with their matrix.
+def most_tiles(pairs: int, matrices: int, tokens: int) -> int:
+    """Blocks of `tokens` pairs that there may be, each of one matrix, however pairs fall to them."""
+    return min(pairs, pairs // tokens + matrices)
 
-    `rows` [pairs] says which row of `x` a pair takes; `units` [matrices * units, columns / 32, 16, 32] the matrices.
-    Sums are wide, results rounded once to x's dtype.
+
+def laid(x: Tensor) -> Tensor:
+    """Columns [..., columns] in the order in which the matrix unit meets a tile's: 8 t + 4 h + 2 p + e at h p t e."""
+    return x.unflatten(-1, (-1, 4, 2, 2, 2)).movedim(-4, -2).flatten(-5)
+
+
+def product(
+    x: Tensor,
+    units: Tensor,
+    groups: Groups | None = None,
+    *,
+    gathers: bool = False,
+    gated: bool = False,
+    plus: Tensor | None = None,
+    splits: int = 1,
+    blocks: Blocks = BLOCKS,
+) -> Tensor:
+    """Products [pairs, matrix rows] of rows of x [tokens, columns], `laid`, with their matrices; without groups one.
+
+    `units` [matrices * splits * units, columns / splits / 32, 16, 32]; `gathers`: a pair takes the row of x that its
+    group names, else x has the groups' order. `gated`: rows are pairs of a gate and what it lets through, and the
+    result their activations [pairs, rows / 2], laid. `plus` [pairs, matrix rows] is added. Sums are wide, products
+    rounded to x's dtype before they are gated or added to.
     """
-    matrices, pairs = len(groups.ends), len(rows)
+    pairs = len(x) if groups is None else len(groups.rows)
+    matrices = 1 if groups is None else groups.matrices
+    tall = blocks.tokens if groups is None else groups.tokens
     columns = units.shape[1] * TILE_COLUMNS
-    height = units.shape[0] // matrices * UNIT_ROWS
-    out = torch.empty(pairs, height, dtype=x.dtype, device=x.device)
-    begins = torch.cat([groups.ends.new_zeros(1), groups.ends[:-1]])
-    tile_ends = ((groups.ends - begins + blocks.rows - 1) // blocks.rows).cumsum(0)
-    most = min(pairs, pairs // blocks.rows + matrices)
-    wide = min(blocks.columns, max(UNIT_ROWS, triton.next_power_of_2(height)))
-    grid = (triton.cdiv(height, wide), most)
-    launch: Any = _product[grid]  # pyright: ignore[reportIndexIssue] - takes the compiler's options besides
-    launch(
-        x, rows, units, out, begins, groups.ends, tile_ends, height, matrices, x.stride(0),
-        columns=columns, power=triton.next_power_of_2(matrices), tall=blocks.rows, wide=wide,
-        depth=min(blocks.depth, columns), num_stages=blocks.stages, num_warps=blocks.warps,
+    height = units.shape[0] // (matrices * splits) * UNIT_ROWS
+    out = torch.empty(pairs, height // 2 if gated else height, dtype=x.dtype, device=x.device)
+    wide = min(blocks.rows, max(UNIT_ROWS, triton.next_power_of_2(height)))
+    most = -(-pairs // tall) if groups is None else groups.tiles.shape[1]
+    _product(
+        (-(-height // wide), most),
+        x, units, groups and groups.rows, groups and groups.tiles, out, plus, pairs, most,
+        height=height, columns=columns, splits=splits, gathers=gathers, gated=gated, tall=tall, wide=wide,
+        depth=min(blocks.depth, columns & -columns), stages=blocks.stages, warps=blocks.warps,
     )  # fmt: skip
     return out
 
 
-@triton.jit
+@Kernel
+@triton.jit(do_not_specialize=["pairs", "most"])
 def _product(
-    x, rows, units, out, begins, ends, tile_ends, height, matrices, x_stride,
-    columns: tl.constexpr, power: tl.constexpr, tall: tl.constexpr, wide: tl.constexpr, depth: tl.constexpr,
+    x, units, rows, tiles, out, plus, pairs, most,
+    height: tl.constexpr, columns: tl.constexpr, splits: tl.constexpr, gathers: tl.constexpr, gated: tl.constexpr,
+    tall: tl.constexpr, wide: tl.constexpr, depth: tl.constexpr,
 ):  # fmt: skip
-    """One block of the result: pairs of one matrix x rows of that matrix."""
-    tile = tl.program_id(1)
-    every = tl.arange(0, power)
-    before = tl.load(tile_ends + every, mask=every < matrices, other=2**62)
-    matrix = tl.sum((before <= tile).to(tl.int32), 0)  # whose tiles end behind this one
-    if matrix >= matrices:
-        return
-    last = tl.sum(tl.where(every == matrix, before, 0), 0)
-    end = tl.load(ends + matrix)
-    begin = tl.load(begins + matrix)
-    # tiles of a matrix are counted from its last: the first may be any
-    first_tile = last - (end - begin + tall - 1) // tall
-    pair = begin + (tile - first_tile) * tall + tl.arange(0, tall)
-    is_there = pair < end
-    row = tl.load(rows + pair, mask=is_there, other=0)
+    """One block of the result; one that has pairs for no more than half of it is computed as half a block."""
+    matrix = 0
+    begin = tl.program_id(1) * tall
+    end = pairs
+    if tiles is not None:
+        matrix = tl.load(tiles + tl.program_id(1))
+        if matrix < 0:
+            return
+        begin = tl.load(tiles + most + tl.program_id(1))
+        end = tl.load(tiles + 2 * most + tl.program_id(1))
+    of_matrix = units + tl.cast(matrix, tl.int64) * (splits * height * columns)
+    if end - begin > tall // 2:
+        _block(x, of_matrix, rows, out, plus, begin, end, height, columns, splits, gathers, gated, tall, wide, depth)
+    else:
+        _block(
+            x, of_matrix, rows, out, plus, begin, end, height, columns, splits, gathers, gated, tall // 2, wide, depth
+        )
 
-    across = tl.program_id(0) * wide + tl.arange(0, wide)
-    x_at = x + row[:, None] * x_stride + tl.arange(0, depth)[None, :]
-    of_matrix = units + matrix.to(tl.int64) * (height * columns)
-    # a unit is 16 rows; what is taken of it at once lies together
+
+@triton.jit
+def _block(
+    x, of_matrix, rows, out, plus, begin, end,
+    height: tl.constexpr, columns: tl.constexpr, splits: tl.constexpr, gathers: tl.constexpr, gated: tl.constexpr,
+    tall: tl.constexpr, wide: tl.constexpr, depth: tl.constexpr,
+):  # fmt: skip
+    pair = begin + tl.arange(0, tall)
+    is_there = pair < end
+    row = tl.load(rows + pair, mask=is_there, other=0) if gathers else pair
+    x_at = x + row[None, :] * (splits * columns) + tl.arange(0, depth)[:, None]
     unit = tl.program_id(0) * (wide // 16) + tl.arange(0, wide // 16)
-    w_at = of_matrix + unit[:, None] * (16 * columns) + tl.arange(0, depth * 16)[None, :]
     is_unit = unit < height // 16
-    total = tl.zeros((tall, wide), tl.float32)
-    for _ in range(0, columns, depth):
-        taken = tl.load(x_at, mask=is_there[:, None], other=0.0)
-        packed = tl.load(w_at, mask=is_unit[:, None], other=0.0)
-        # unit, tile, then h g t p r e of row g + 8 r and column 8 t + 4 h + 2 p + e: see runtime/weights.py
-        parts = tl.reshape(packed, [wide // 16, depth // 32, 2, 8, 4, 2, 2, 2])
-        weights = tl.reshape(tl.permute(parts, (1, 4, 2, 5, 7, 0, 6, 3)), [depth, wide])
-        total = tl.dot(taken, weights, total)
-        x_at += depth
-        w_at += depth * 16
-    is_row = across < height
-    at = out + pair.to(tl.int64)[:, None] * height + across[None, :]
-    tl.store(at, total.to(out.dtype.element_ty), mask=is_there[:, None] & is_row[None, :])
+    total = tl.zeros((wide, tall), tl.float32)
+    for split in range(splits):
+        w_at = of_matrix + split * height * columns
+        w_at = w_at + unit[:, None] * (16 * columns) + tl.arange(0, depth * 16)[None, :]
+        for _ in range(0, columns, depth):
+            packed = tl.load(w_at, mask=is_unit[:, None], other=0.0)
+            taken = tl.load(x_at, mask=is_there[None, :], other=0.0)
+            # unit, tile, then h g t p r e of row g + 8 r and column 8 t + 4 h + 2 p + e: see runtime/weights.py
+            parts = tl.reshape(packed, [wide // 16, depth // 32, 2, 8, 4, 2, 2, 2])
+            weights = tl.reshape(tl.permute(parts, (0, 6, 3, 1, 2, 5, 4, 7)), [wide, depth])
+            total = tl.dot(weights, taken, total)
+            x_at += depth
+            w_at += depth * 16
+    kind: tl.constexpr = out.dtype.element_ty
+    if gated:
+        halves = tl.permute(tl.reshape(total, [wide // 16, 2, 8, tall]), (0, 2, 3, 1))
+        gate, linear = tl.split(halves)
+        gate = gate.to(kind).to(tl.float32)
+        act = (gate * tl.sigmoid(gate)).to(kind) * linear.to(kind)
+        in_order = tl.permute(tl.reshape(act, [wide // 64, 4, 2, 2, 2, tall]), (0, 2, 3, 1, 4, 5))
+        found = tl.trans(tl.reshape(in_order, [wide // 2, tall]))
+        across = tl.program_id(0) * (wide // 2) + tl.arange(0, wide // 2)
+        stride = height // 2
+    else:
+        found = tl.trans(total).to(kind)
+        across = tl.program_id(0) * wide + tl.arange(0, wide)
+        stride = height
+    at = pair[:, None] * stride + across[None, :]
+    mask = is_there[:, None] & (across < stride)[None, :]
+    if plus is not None:
+        found = tl.load(plus + at, mask=mask, other=0.0) + found
+    tl.store(out + at, found, mask=mask)

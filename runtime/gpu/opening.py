@@ -38,9 +38,6 @@ CHIP = "configs/hardware/h200.toml"
 KEPT = 3
 """Times over that rows of full length fit into the pool: their own pages, and those of prompts that may come back."""
 
-WARM_TOKENS = 1024
-"""Of a first prompt, which nobody sees: libraries choose, and kernels are compiled, at their first call."""
-
 
 @dataclass(frozen=True)
 class Sizes:
@@ -145,11 +142,11 @@ def _pages(card: Card, model: ModelSpec, served: Sequence[Served], sizes: Sizes)
 
 
 def _warm(backend: GpuBackend) -> None:
-    """Prefill a prompt of no meaning, twice."""
-    tokens = min(WARM_TOKENS, backend.max_context_tokens, backend.pages[0] * backend.page_tokens)
+    """Prefill a prompt of no meaning, in parts and then whole: kernels are compiled and memory is taken meanwhile."""
+    tokens = min(PREFILL_TOKENS[1], backend.max_context_tokens, backend.pages[0] * backend.page_tokens)
     blocks = -(-tokens // backend.page_tokens)
     tables = tuple(np.arange(blocks, dtype=np.int32) for _ in backend.windows)
     text = [idx % backend.vocab_size for idx in range(tokens)]
-    for _ in range(2):
-        span = Span(0, text, 0, GREEDY, Want.NOTHING, tables, tables_changed=True)
+    for begin, end in ((0, tokens // 2), (tokens // 2, tokens), (0, tokens)):
+        span = Span(0, text[begin:end], begin, GREEDY, Want.NOTHING, tables, tables_changed=True)
         backend.prefill(Chunk((span,), (0, backend.prefill_layers)))

@@ -87,6 +87,7 @@ def explain(table: TaskTable, titles: TaskTitles, evidence: Evidence) -> str:
 class _Autopsy:
     def __init__(self, table: TaskTable, titles: TaskTitles, evidence: Evidence) -> None:
         self.table, self.titles, self.evidence = table, titles, evidence
+        self.steps = self._begun()
         self.heads = {
             sm: head for sm in range(table.num_sms) if (head := self._head(sm)) is not None
         }  # SMs that are not done
@@ -119,11 +120,13 @@ class _Autopsy:
     def _witness(self) -> str:
         report = self.evidence.report
         place = Place(int(report["place"])).name.lower().replace("_", " ")
+        where = f"at its {place} in step {int(report['step'])}, record {int(report['record'])}"
+        if self._reported() < 0:
+            where = "before its first record"
         waited_us = int(report["waited_cycles"]) / 1980
         return (
-            f"SM {int(report['sm'])} gave up first, at its {place} in step {int(report['step'])}, record "
-            f"{int(report['record'])}, after about {waited_us:.0f} us; {int(report['present'])} of "
-            f"{self.table.num_sms} blocks were present, {len(self.heads)} had not ended"
+            f"SM {int(report['sm'])} gave up first, {where}, after about {waited_us:.0f} us; {int(report['present'])} "
+            f"of {self.table.num_sms} blocks were present, {len(self.heads)} had not ended"
         )
 
     def _head(self, sm: int) -> _Head | None:
@@ -131,10 +134,19 @@ class _Autopsy:
         if records == 0:
             return None
         done = int(self.evidence.progress["arrived"][sm])
-        steps = int(self.evidence.report["step"]) - self.evidence.first_step + 1
         step, index = divmod(done, records)
-        # A later step than the report's is not known to have been asked for.
-        return _Head(sm, self.evidence.first_step + step, index) if step < steps else None
+        return _Head(sm, self.evidence.first_step + step, index) if step < self.steps else None
+
+    def _begun(self) -> int:
+        """Steps of the launch that some SM has begun, or the report names; no later one is known to be asked for."""
+        records = np.maximum(np.diff(self.table.offsets.astype(np.int64)), 1)
+        begun = int((-(-self.evidence.progress["arrived"].astype(np.int64) // records)).max())
+        return max(begun, self._reported() + 1)
+
+    def _reported(self) -> int:
+        """The report's step, counted from the launch's first; below 0 where its block had nothing to do as yet."""
+        behind = (int(self.evidence.report["step"]) - self.evidence.first_step) % 2**32
+        return behind - 2**32 * (behind >= 2**31)
 
     def _record(self, head: _Head) -> np.void:
         return self.table.records[int(self.table.offsets[head.sm]) + head.index]

@@ -55,6 +55,7 @@ _STEP_SECONDS = (
     1.0,
     5.0,
 )
+_SLICE_SECONDS = (0.005, 0.01, 0.015, 0.02, 0.0225, 0.025, 0.0275, 0.03, 0.035, 0.04, 0.05, 0.1, 0.5)
 _TOKENS = tuple(float(2**power) for power in range(20))
 
 _HISTOGRAMS = {
@@ -92,6 +93,10 @@ class Metrics:
             f"{OURS}:step_seconds", "Decode steps by rows.", ["rows"], registry=self._registry, buckets=_STEP_SECONDS
         )
         self._stalls = self._counter("prefill_stall_seconds", "Seconds that decoding rows waited for prefill.")
+        self._slices = Histogram(
+            f"{OURS}:prefill_slice_seconds", "How long decoding rows waited at once for a slice of prefill.",
+            registry=self._registry, buckets=_SLICE_SECONDS,
+        )  # fmt: skip
 
     def _counter(self, name: str, text: str, labels: Iterable[str] = ()) -> Counter:
         return Counter(f"{OURS}:{name}", text, labels, registry=self._registry)
@@ -118,6 +123,8 @@ class Metrics:
             for _ in range(times.steps):
                 step.observe(times.decode / times.steps)
         self._stalls.inc(times.prefill * times.stalled_rows)
+        if times.prefill and times.stalled_rows:
+            self._slices.observe(times.prefill)
 
     def on_end(self, times: RequestTimes) -> None:
         """Note the end of a request."""

@@ -16,6 +16,7 @@ import json
 import statistics
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -28,10 +29,18 @@ from support import north
 
 from runtime.engine.backend import Chunk, Row, Span, Want
 from runtime.gpu.backend import GpuBackend
-from runtime.gpu.grouped import Blocks, Groups, grouped_product
+from runtime.gpu.grouped import Blocks, laid, product
+from runtime.gpu.heads import normed
 from runtime.gpu.opening import Sizes, open_card
+from runtime.gpu.routing import route
+from runtime.kv_pages import read
 from runtime.sampling import GREEDY
+from runtime.torch_model import Batch, Stretch
 
+SWEPT = (
+    Blocks(), Blocks(stages=4), Blocks(64, 128, 64, 4, 4), Blocks(128, 256, 64, 3, 8), Blocks(256, 128, 64, 3, 8),
+    Blocks(128, 64, 64, 4, 4),
+)  # fmt: skip
 LENGTHS = (16, 64, 256, 512, 1023, 2047, 4095, 8191)
 
 
@@ -69,45 +78,77 @@ def step_ms(backend: GpuBackend, rows: int, steps: int, count: int) -> float:
     return milliseconds
 
 
-def sweep(backend: GpuBackend, tokens: int) -> dict[str, list[float]]:
-    """Milliseconds of a layer's up and down products, by blocks."""
+def sweep(backend: GpuBackend, tokens: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of a routed layer's products, by blocks."""
     model, found = backend.model, {}
     weights, mlp = model.weights.layers[1], model.model.layers[1].mlp
     x = torch.randn(tokens, model.model.hidden_size, device="cuda", dtype=torch.bfloat16)
-    chosen = torch.rand(tokens, mlp.num_experts, device="cuda").topk(mlp.top_k).indices
-    groups = Groups.sort(chosen.flatten(), mlp.num_experts)
-    act = torch.randn(len(groups.order), mlp.width, device="cuda", dtype=torch.bfloat16)
-    every = torch.arange(len(act), device="cuda")
-    shapes = (
-        *((64, 128, 64, 4, 4), (64, 128, 64, 3, 4), (64, 256, 64, 3, 8), (64, 256, 64, 3, 4), (128, 128, 64, 3, 8)),
-        *((128, 128, 64, 4, 8), (64, 128, 128, 3, 4), (64, 64, 128, 4, 4), (128, 256, 64, 3, 8), (32, 128, 64, 4, 4)),
-    )
-    for shape in shapes:
-        blocks = Blocks(*shape)
-        times = []
-        for run in (
-            lambda blocks=blocks: grouped_product(x, groups.order // mlp.top_k, weights.up, groups, blocks),
-            lambda blocks=blocks: grouped_product(act, every, weights.down, groups, blocks),
-        ):
-            try:
-                times.append(timed(run))
-            except triton.runtime.errors.OutOfResources:  # a block takes too much shared memory
-                times.append(float("nan"))
-        found[str(shape)] = times
-    return found
+    heads = torch.randn(tokens, model.model.q_size, device="cuda", dtype=torch.bfloat16)
+    act = torch.randn(tokens * mlp.top_k, mlp.width, device="cuda", dtype=torch.bfloat16)
+    for blocks in SWEPT:
+        groups = route(x, weights.router, mlp, blocks.tokens).groups
+        runs = {
+            "qkv": partial(product, x, weights.qkv, blocks=blocks),
+            "output": partial(product, heads, weights.output, plus=x, blocks=blocks),
+            "up": partial(product, x, weights.up, groups, gathers=True, gated=True, blocks=blocks),
+            "down": partial(product, act, weights.down, groups, blocks=blocks),
+        }
+        try:
+            found[str(blocks)] = {name: timed(run) for name, run in runs.items()}
+        except triton.runtime.errors.OutOfResources as error:  # a block takes too much shared memory
+            found[str(blocks)] = {str(error): float("nan")}
+    runs = {
+        "route": partial(route, x, weights.router, mlp),
+        "norm": partial(normed, x, weights.input_norm, 1e-6),
+        "laid": partial(laid, heads),
+    }
+    return found | {"others": {name: timed(run) for name, run in runs.items()}}
 
 
 def timed(run) -> float:
+    """Of the card alone: it is kept busy until everything is queued."""
     run(), run()
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(11)]
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(9)]
     flush = torch.empty(128 * 2**20, dtype=torch.uint8, device="cuda")
-    taken = []
-    for begin, end in itertools.pairwise(events):
+    torch.cuda._sleep(20_000_000)
+    for begin, end in events:
         flush.zero_()
         begin.record(), run(), end.record()
-        torch.cuda.synchronize()
-        taken.append(begin.elapsed_time(end))
-    return round(statistics.median(taken), 4)
+    torch.cuda.synchronize()
+    return round(statistics.median(begin.elapsed_time(end) for begin, end in events), 4)
+
+
+def layers_apart(backend: GpuBackend, cuts: tuple[int, ...]) -> int:
+    """Layers whose K or V is not bit for bit the same when a prompt is prefilled whole and cut."""
+    tables = [span_of(backend, 1, slot).tables for slot in (0, 1)]
+    text = span_of(backend, cuts[-1]).tokens
+    for own, ends in zip(tables, ((0, cuts[-1]), cuts), strict=True):
+        for begin, end in itertools.pairwise(ends):
+            span = Span(0, text[begin:end], begin, GREEDY, Want.NOTHING, own, tables_changed=True)
+            backend.prefill(Chunk((span,), (0, backend.prefill_layers)))
+    pages = [torch.from_numpy(own[0].astype(np.int64)).cuda() for own in tables]
+    found = 0
+    for pool in backend.model.pools:
+        whole, cut = (read(pool, ids, 0, cuts[-1]) for ids in pages)
+        found += not torch.equal(whole, cut)
+    return found
+
+
+def queued_ms(backend: GpuBackend, tokens: int) -> float:
+    """What the host takes to ask for a prefill, while the card has not begun with it."""
+    span = span_of(backend, tokens)
+    stretch = Stretch(0, tokens, tuple(map(backend._placed, span.tables)))
+    ids = backend._placed(span.tokens)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(400_000_000)
+    begin = time.perf_counter()
+    with torch.no_grad():
+        batch = Batch(backend.model.embed(ids), [stretch])
+        for layer in range(backend.prefill_layers):
+            backend.model.layer(layer, batch)
+    taken = 1e3 * (time.perf_counter() - begin)
+    torch.cuda.synchronize()
+    return taken
 
 
 def profiled(backend: GpuBackend) -> str:
@@ -133,6 +174,12 @@ def main() -> None:
     record["prefill_ms"]["8 x 128"] = round(
         statistics.median(prefill_ms(backend, *(span_of(backend, 128, slot) for slot in range(8))) for _ in range(3)), 2
     )
+    record["prefill_ms"]["8 x 1023"] = round(
+        statistics.median(prefill_ms(backend, *(span_of(backend, 1023, slot) for slot in range(8))) for _ in range(3)),
+        2,
+    )
+    record["layers_apart"] = layers_apart(backend, (0, 1000, 1001, 4300, 5000))
+    record["queued_ms"] = {tokens: round(queued_ms(backend, tokens), 2) for tokens in (64, 1023)}
     record["step_ms"] = {
         f"{rows} rows, {steps} steps a launch": round(step_ms(backend, rows, steps, 200 // rows + 40), 4)
         for rows in (1, 8)

@@ -14,8 +14,9 @@ the default flags have it), or on the demo model with sizes for a CPU, or takes 
 
 Each part writes DIR/serve-PART.json as soon as it has ended: figures, bars, and the records behind them. A part that
 fails is named, and the next one begins. `--measured` are records of `runtime measure`, one a number of rows (it may be
-left out where the record says its bucket), by the fastest of their variants or the one named; where none has the rows,
-there is no bar. Exit code 1 when a figure misses its bar or a part has failed.
+left out where the record says its bucket), by the fastest of their variants or the one named; without any, steps are
+those that the server measured at its start. Where none has the rows, there is no bar. Exit code 1 when a figure misses
+its bar or a part has failed.
 """
 
 # ruff: noqa: T201 - a script reports on stdout
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import sys
 import tempfile
 import time
@@ -48,6 +50,7 @@ from runtime.bench.client import Answer, Client, connected
 from runtime.bench.load import Load
 from runtime.bench.record import Record, gaps, throughput, together
 from runtime.bench.run import run
+from runtime.bench.scrape import samples
 
 NORTH = "configs/models/CohereLabs--North-Mini-Code-1.0.json"
 DUMMY = ("--load-format", "dummy", "--max-num-seqs", "8", "--max-model-len", "16384")
@@ -59,6 +62,7 @@ TTFT_MS = 57.0
 STALL_MS = 25.0
 """The engine's stall budget, `EngineSettings.stall_ms`."""
 SLACK = 1.1
+SLICES = "counterpoint:prefill_slice_seconds"
 CLOSED_TOKENS_PER_S = 1.2 * 759
 """vLLM 0.26.0 decodes 759 tok/s at batch 8, 8K, on an H200."""
 
@@ -131,6 +135,10 @@ class Bench:
         )
         return record, answers
 
+    async def metrics(self) -> dict[str, float]:
+        """The server's, now."""
+        return samples((await Client(self.http, self.url).get("/metrics"))[1].decode())
+
     def step(self, rows: int) -> float | None:
         """Milliseconds of a measured step of the smallest bucket with so many rows."""
         fitting = [each for each in self.step_ms if each >= rows]
@@ -160,10 +168,18 @@ async def ttft(bench: Bench) -> list[Figure]:
     figures, sizes = [], bench.sizes
     for length, count in zip((sizes.short, sizes.long), sizes.ttft_prompts, strict=True):
         options = {"num_prompts": count, "max_concurrency": 1, "num_warmups": 2, "random_output_len": 2}
+        before = await bench.metrics()
         record, _ = await bench.run(f"ttft-{length}", random_input_len=length, **options)
+        after = await bench.metrics()
         assert not record["cached_tokens"], "prompts were found in the cache"
         bar = TTFT_MS if length == 1024 else None
         beside = {name: record[name] for name in ("p90_ttft_ms", "p99_ttft_ms")}
+        times = [
+            after[f"vllm:request_prefill_time_seconds_{part}"]
+            - before.get(f"vllm:request_prefill_time_seconds_{part}", 0)
+            for part in ("sum", "count")
+        ]
+        beside["from_admission_ms"] = 1e3 * times[0] / times[1]
         figures.append(Figure(f"first token of {length}, median", record["median_ttft_ms"], "ms", None, bar, beside))
     return figures
 
@@ -180,6 +196,7 @@ async def itl(bench: Bench) -> list[Figure]:
             await asyncio.sleep(sizes.settle_s)
             return (await bench.run(f"{name}-arrivals", num_prompts=count, **options))[1]
 
+        before = await bench.metrics()
         streams = asyncio.ensure_future(bench.run(name, num_prompts=sizes.beside, **running))
         arrived = await later()
         _, answers = await streams
@@ -195,6 +212,9 @@ async def itl(bench: Bench) -> list[Figure]:
             "median_ms": 1e3 * median(found), "max_ms": 1e3 * max(found), "gaps": len(found), "arrivals": covered,
             "calm_median_ms": calm_ms, "measured_step_ms": step, "stall_ms": STALL_MS,
             "tokens_per_chunk": bench.records[-1]["tokens_per_chunk"],
+            "slices": {
+                name: value - before.get(name, 0) for name, value in (await bench.metrics()).items() if SLICES in name
+            },
         }  # fmt: skip
         bar = None if step is None else SLACK * (step + STALL_MS)
         p99 = 1e3 * float(np.percentile(found, 99))
@@ -235,12 +255,20 @@ def measured_steps(given: list[str]) -> dict[int, float]:
     return found
 
 
+async def own_steps(http: aiohttp.ClientSession, url: str) -> dict[int, float]:
+    """Milliseconds of a step by rows, as a server on a card measured them when it started."""
+    _, body = await Client(http, url).get("/server_info")
+    card = json.loads(body).get("card") or {}
+    return {bucket["rows"]: bucket["measured_ns"] / 1e6 for bucket in card.get("buckets", ())}
+
+
 async def measure(server: Server, chosen: argparse.Namespace) -> bool:
     """Run the parts that were chosen; whether all of them held."""
     async with connected() as http:
         start_s = await server.ready(Client(http, server.url), chosen.limit)
         print(f"ready after {start_s:.1f} s", flush=True)
-        bench = Bench(http, server.url, DEMO if chosen.demo else Sizes(), chosen.step_ms)
+        step_ms = chosen.step_ms or await own_steps(http, server.url)
+        bench = Bench(http, server.url, DEMO if chosen.demo else Sizes(), step_ms)
         good = True
         for name in chosen.parts:
             bench.records, begin = [], time.monotonic()

@@ -107,8 +107,10 @@ def machine() -> dict[str, Any]:
 
 
 def card_bytes() -> int | None:
-    """Memory in use on the card; None without one."""
-    used = _said("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
+    """Memory in use on the card, of several on the first that is visible; None without one."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
+    which = ("-i", visible) if visible else ()
+    used = _said("nvidia-smi", *which, "--query-gpu=memory.used", "--format=csv,noheader,nounits")
     return int(used.split()[0]) * 2**20 if used else None
 
 

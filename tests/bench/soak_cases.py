@@ -104,7 +104,7 @@ class Judge:
                 f"then {self.alone[case].finish}"
             )
 
-    async def look(self, client: Client, most: int = 50) -> dict[str, float]:
+    async def look(self, client: Client, most: int = 1000) -> dict[str, float]:
         """Say of each difference whether it is a near-tie, the server idle; the distance of each that was looked at."""
         distances: dict[str, float] = {}
         for (case, at, token), times in self.differences.most_common():
@@ -122,12 +122,13 @@ class Judge:
         known = self.alone[case].token_ids
         scores: list[float] = []
         for each in (known[at], token):
-            prompt = [*case.prompt, *known[:at], each]
-            body = {"model": client.shared["model"], "prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": 1}
+            body = {"model": client.shared["model"], "prompt": [*case.prompt, *known[:at]], "max_tokens": 1}
+            # log probabilities are those before it is forced
+            body |= {"allowed_token_ids": [each], "ignore_eos": True, "logprobs": 0}
             status, answer = await client.post(TEXT, body)
             if status != 200:
                 return math.inf
-            logprob = float(answer["choices"][0]["logprobs"]["token_logprobs"][len(prompt) - 1])
+            logprob = float(answer["choices"][0]["logprobs"]["token_logprobs"][0])
             scores.append(logprob if case.temperature == 0 else logprob / case.temperature + _noise(case, at, each))
         return abs(scores[0] - scores[1])
 

@@ -209,3 +209,26 @@ def test_what_is_made_is_handed_over_before_a_prompt_takes_the_device():
     assert handed_over[0] > 3, "with what was made until the launch had ended"
     assert len(made) >= 2
     assert answers["a"].tokens == mixed_reply(PROMPT, 60)
+
+
+def test_who_comes_while_a_launch_lands_shares_the_slice():
+    core, backend = opened(max_steps=64, max_context_tokens=128, pages=(64, 64))
+    answers = {name: Answer() for name in "abc"}
+    core.submit(request("a", PROMPT, 60))
+    for _ in range(4):
+        step(core, answers)
+    core.submit(request("b", [9, *PROMPT], 5))
+    late = [request("c", [10, *PROMPT], 5)]
+    core.pause = lambda: core.submit(late.pop()) if late else None
+    chunks = []
+    prefill = backend.prefill
+
+    def watched(chunk):
+        chunks.append(chunk)
+        return prefill(chunk)
+
+    backend.prefill = watched
+    finish(core, answers)
+    assert len(chunks[0].spans) == 2
+    assert answers["b"].tokens == mixed_reply([9, *PROMPT], 5)
+    assert answers["c"].tokens == mixed_reply([10, *PROMPT], 5)

@@ -9,6 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
+from support.ahead import AheadBackend
 from support.engines import Answer, assert_idle, mixed, mixed_reply, request, scripted, with_settings
 
 from runtime.engine import AsyncEngine, EngineCore, OutputStream
@@ -310,3 +311,26 @@ def test_an_engine_outlives_its_event_loop() -> None:
     asyncio.run(come_back())
     engine.close()
     assert_idle(engine.core)
+
+
+def test_tokens_do_not_wait_for_a_slice_of_prefill_that_follows_them() -> None:
+    async def story() -> None:
+        backend = AheadBackend(mixed, vocab_size=192, max_context_tokens=128, pages=(64, 64))
+        async with serving(EngineCore(backend)) as engine:
+            prefill, kept = backend.prefill, []
+
+            def watched(chunk):
+                kept.append(list(engine.core.roster.outputs))
+                return prefill(chunk)
+
+            backend.prefill = watched
+            first = asyncio.ensure_future(collect(engine.generate(request("a", PROMPT, 60))))
+            while not engine.core.stats().generated_tokens:
+                await asyncio.sleep(0.001)
+            second = await collect(engine.generate(request("b", [9, *PROMPT], 5)))
+            assert second.tokens == mixed_reply([9, *PROMPT], 5)
+            assert (await first).tokens == mixed_reply(PROMPT, 60)
+            assert len(kept) >= 2
+            assert not any(kept), "what was made was handed over before"
+
+    play(story)

@@ -79,7 +79,7 @@ def test_chunks_are_sized_by_what_earlier_ones_took(fixed: float, each: float) -
 def test_a_chunk_that_takes_too_long_is_cut_by_layers() -> None:
     backend = Timed(0.08, 1e-5, prefill_tokens=(256, 1024), prefill_layers=49)
     stalls = serve_beside_a_decoding_row(backend)
-    assert max(stalls.seconds[4:]) <= STALL_MS / 1e3 * 1.001
+    assert max(stalls.seconds) <= STALL_MS / 1e3 * 1.001
     cuts = [chunk.layers for chunk in backend.chunks[-8:]]
     assert all(end - begin < 49 for begin, end in cuts)
     following = zip(backend.chunks, backend.chunks[1:], strict=False)

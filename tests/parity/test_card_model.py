@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -10,7 +11,7 @@ from support.tiny_models import cohere2_moe, qwen3_moe, rounding_for, spec_of
 from torch.nn.functional import scaled_dot_product_attention
 
 from runtime.kv_pages import allocate, layer_groups
-from runtime.torch_model import Stretch, TorchModel
+from runtime.torch_model import Batch, Stretch, TorchModel
 from runtime.weights import pack_weights
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -35,7 +36,11 @@ def row_by_row(q, keys, values, ends, window):
     return torch.cat(found)
 
 
-@pytest.mark.parametrize("family", [cohere2_moe, qwen3_moe], ids=["cohere2_moe", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "family",
+    [cohere2_moe, qwen3_moe, partial(cohere2_moe, head_dim=32)],
+    ids=["cohere2_moe", "qwen3_moe", "heads of whole tiles"],
+)
 @torch.no_grad()
 def test_two_rows_at_once_in_chunks(family, monkeypatch):
     if DEVICE == "cpu":
@@ -51,14 +56,12 @@ def test_two_rows_at_once_in_chunks(family, monkeypatch):
         machine = kind(spec, packed, [allocate(spec, 32, 16, DTYPE, DEVICE) for _ in spec.layers])
         logits = []
         for begin, end in pairwise(CUTS):
-            texts = (range(begin, end), range(100 + begin, 100 + end))
-            stretches = [
-                Stretch(machine.embed(torch.tensor([idx % 189 for idx in text]).to(DEVICE)), begin, pages)
-                for text, pages in zip(texts, (tables, other), strict=True)
-            ]
+            texts = [*range(begin, end), *range(100 + begin, 100 + end)]
+            stretches = [Stretch(begin, end, pages) for pages in (tables, other)]
+            batch = Batch(machine.embed(torch.tensor([idx % 189 for idx in texts]).to(DEVICE)), stretches)
             for layer in range(spec.num_layers):
-                machine.layer(layer, stretches)
-            logits += [machine.logits(stretch.stream) for stretch in stretches]
+                machine.layer(layer, batch)
+            logits.append(machine.logits(batch.stream))
         found.append(torch.cat(logits))
     plain, card = found
     assert torch.isfinite(card).all()

@@ -13,7 +13,7 @@ from megakernel.model import RoutedMlp
 from runtime.kv_pages import allocate, layer_groups, write_cache
 from runtime.reference import Interpreter, Memory
 from runtime.reference.ops import route
-from runtime.torch_model import Stretch, TorchModel
+from runtime.torch_model import Batch, Stretch, TorchModel
 from runtime.weights import pack_weights
 
 TEXT = [(7 * idx + 3) % 189 + 3 for idx in range(2 * WINDOW + 9)]
@@ -40,10 +40,10 @@ def prefill(machine: TorchModel, tables, cuts: list[int]) -> torch.Tensor:
     """Logits [tokens, vocab] of TEXT, chunk by chunk."""
     found = []
     for begin, end in zip([0, *cuts], [*cuts, len(TEXT)], strict=True):
-        stretch = Stretch(machine.embed(torch.tensor(TEXT[begin:end])), begin, tables)
+        batch = Batch(machine.embed(torch.tensor(TEXT[begin:end])), [Stretch(begin, end, tables)])
         for layer in range(machine.model.num_layers):
-            machine.layer(layer, [stretch])
-        found.append(machine.logits(stretch.stream))
+            machine.layer(layer, batch)
+        found.append(machine.logits(batch.stream))
     return torch.cat(found)
 
 
@@ -64,11 +64,11 @@ def test_rows_of_one_chunk_do_not_meet(model):
     alone = prefill(machine, tables, [])
     with torch.no_grad():
         halves = tuple(table[:8] for table in tables), tuple(table[8:] for table in tables)
-        stretches = [Stretch(machine.embed(torch.tensor(TEXT)), 0, pages) for pages in halves]
+        batch = Batch(machine.embed(torch.tensor(TEXT * 2)), [Stretch(0, len(TEXT), pages) for pages in halves])
         for layer in range(machine.model.num_layers):
-            machine.layer(layer, stretches)
-        for stretch in stretches:
-            assert torch.allclose(machine.logits(stretch.stream), alone, rtol=1e-9, atol=1e-9)
+            machine.layer(layer, batch)
+        for stream in batch.streams():
+            assert torch.allclose(machine.logits(stream), alone, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("source", ["prefill", "cache"])
@@ -81,11 +81,11 @@ def test_decoding_goes_on_from_its_pages(model, source):
     tables = tuple(table[0] for table in memory.pages)
     if source == "prefill":
         machine = TorchModel(spec, weights, memory.kv)
-        stretch = Stretch(machine.embed(torch.tensor(TEXT)), 0, tables)
+        batch = Batch(machine.embed(torch.tensor(TEXT)), [Stretch(0, len(TEXT), tables)])
         with torch.no_grad():
             for layer in range(spec.num_layers):
-                machine.layer(layer, [stretch])
-            first = int(machine.logits(stretch.stream[-1:]).argmax())
+                machine.layer(layer, batch)
+            first = int(machine.logits(batch.stream[-1:]).argmax())
     else:
         cache = DynamicCache(config=model.config)
         with torch.no_grad():
@@ -132,11 +132,11 @@ def test_table_and_prefill_agree_where_rows_share_eight_experts_and_where_they_t
     machine = TorchModel(spec, weights, machine.pools[:2])
     touched: set[int] = set()
     for row, text in enumerate(texts):
-        stretch = Stretch(machine.embed(torch.tensor(text)), 0, tables)
+        batch = Batch(machine.embed(torch.tensor(text)), [Stretch(0, len(text), tables)])
         with torch.no_grad():
             for layer in range(2):
-                machine.layer(layer, [stretch])
-            logits = machine.logits(stretch.stream)[-1]
+                machine.layer(layer, batch)
+            logits = machine.logits(batch.stream)[-1]
         assert torch.allclose(logits, memory.scratch("logits")[row], rtol=1e-9, atol=1e-9)
         touched |= set(route(memory.scratch("router")[row], _routed(spec)[0])[0])
     assert len(touched) == 8 if routing == "collapsed" else len(touched) >= 28

@@ -18,6 +18,12 @@ pytestmark = pytest.mark.anyio
 
 CHAT = "/v1/chat/completions"
 
+WORDS = "word " * 240
+"""An answer that takes so long that a replica's end comes before its own, on a slow machine too."""
+
+SESSIONS = 12
+"""Enough that one of two replicas is hardly ever left out."""
+
 
 @asynccontextmanager
 async def gateway(*urls):
@@ -54,8 +60,11 @@ async def _has_workers(client, count):
 
 
 def session(number, turns):
-    """A conversation of so many turns, with a long beginning of its own."""
-    messages = [{"role": "system", "content": f"session {number} " * 12}]
+    """A conversation of so many turns, with a long beginning of its own; as many tokens whatever the number.
+
+    A script takes what is beyond the shortest prompt of a seed for the answer's beginning.
+    """
+    messages = [{"role": "system", "content": f"session {number:02} " * 12}]
     for turn in range(turns):
         messages += [{"role": "user", "content": f"question {turn}"}, {"role": "assistant", "content": "answer"}]
     return messages[:-1]
@@ -65,7 +74,7 @@ def session(number, turns):
 async def two_replicas():
     """Two replicas, and a client of the gateway before them."""
     script = Script(thought("") + answered("answer"))
-    script.on(99, thought("") + answered("word " * 80))
+    script.on(99, thought("") + answered(WORDS))
     sizes = {"rows": 16, "pages": (1200, 1200), "seconds": 0.004, "config": ServeConfig(waits=Waits(drain_s=30))}
     async with (
         listening(script=script, **sizes) as one,
@@ -110,28 +119,32 @@ async def test_every_turn_of_a_session_goes_where_the_first_one_went():
 
 async def test_a_drained_replica_loses_no_stream_and_its_sessions_go_on_elsewhere():
     async with two_replicas() as (replicas, client):
-        running = [asyncio.ensure_future(ask(client, session(number, 2), stream=True, seed=99)) for number in range(8)]
-        await until_running(replicas, 8)
+        running = [
+            asyncio.ensure_future(ask(client, session(number, 2), stream=True, seed=99)) for number in range(SESSIONS)
+        ]
+        await until_running(replicas, SESSIONS)
         assert min(each.engine.stats().running for each in replicas) > 0, "all went to one replica"
         replicas[0].host.handle_exit(signal.SIGTERM, None)
-        for number in range(8):
+        for number in range(SESSIONS):
             await ask(client, session(number, 3))
         for response in await asyncio.gather(*running):
             found = Stream.read(response.text)
-            assert (found.is_done, found.content()) == (True, "word " * 80)
+            assert (found.is_done, found.content()) == (True, WORDS)
         assert not replicas[0].engine.is_ready
 
 
 async def test_a_killed_replica_loses_only_its_own_streams():
     async with two_replicas() as (replicas, client):
-        posts = [asyncio.ensure_future(ask(client, session(number, 1), stream=True, seed=99)) for number in range(8)]
-        await until_running(replicas, 8)
+        posts = [
+            asyncio.ensure_future(ask(client, session(number, 1), stream=True, seed=99)) for number in range(SESSIONS)
+        ]
+        await until_running(replicas, SESSIONS)
         counts = [each.engine.stats().running for each in replicas]
         assert min(counts) > 0, "all went to one replica"
         replicas[0].host.force_exit = replicas[0].host.should_exit = True
         results = await asyncio.gather(*posts, return_exceptions=True)
         texts = [each.text for each in results if isinstance(each, httpx.Response)]
         whole = [Stream.read(text) for text in texts if text.endswith("data: [DONE]\n\n") and '"error"' not in text]
-        assert [found.content() for found in whole] == ["word " * 80] * counts[1]
+        assert [found.content() for found in whole] == [WORDS] * counts[1]
         reply = (await ask(client, session(9, 1))).json()
         assert reply["choices"][0]["message"]["content"] == "answer"

@@ -1,7 +1,8 @@
 """The demo model behind HTTP, on the CPU and on a card: the same tests, and on a card the CPU's tokens.
 
 Where a prompt's KV was computed by a prefill, tokens may part from the CPU's at a near-tie of bfloat16, and so may
-those of a cached run from those of one that is not. A prompt of one token has no prefill.
+those of a cached run from those of one that is not. The demo model draws its words nearly at random, so that a fifth of
+its greedy tokens are such ties.
 """
 
 from __future__ import annotations
@@ -10,15 +11,21 @@ import asyncio
 import json
 
 import jsonschema
+import numpy as np
 import pytest
 from support.served_model import client_of, open_service, write_rounded
-from support.serving import USER, tool
+from support.serving import USER
+
+from runtime.engine.backend import Backend, Chunk, Span, Want
+from runtime.sampling import GREEDY
 
 pytestmark = pytest.mark.anyio
 
 DEVICES = [pytest.param("cpu"), pytest.param("cuda", marks=pytest.mark.gpu)]
 SIZES = {"max_num_seqs": 4, "max_model_len": 512}
 PROMPTS = [[5, *range(30, 30 + count)] for count in (0, 3, 20, 90, 200)]
+NEAR_TIE = 0.15
+"""Of two logits: three times what bfloat16 makes of them here."""
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
@@ -53,20 +60,28 @@ def shared(found: list[int], expected: list[int]) -> int:
     return same.index(False) if False in same else len(same)
 
 
+def behind(truth: Backend, prompt: list[int], answer: list[int]) -> np.ndarray:
+    """By how much each token's logit is below the best one, given the tokens before it."""
+    text = [*prompt, *answer[:-1]]
+    tables = tuple(np.arange(count, dtype=np.int32) for count in truth.pages)
+    span = Span(0, text, 0, GREEDY, Want.ALL_LOGITS, tables, tables_changed=True)
+    (result,) = truth.prefill(Chunk((span,), (0, truth.prefill_layers)))
+    assert result.logits is not None
+    logits = result.logits[len(prompt) - 1 :]
+    return logits.max(1) - logits[np.arange(len(answer)), answer]
+
+
 async def test_greedy_answers_are_the_cpu_s(service, folder):
+    """Every token is the CPU's choice after those before it, or a near-tie, and most of them are the first."""
     async with client_of(service) as served:
         found = await asyncio.gather(*(ids_of(served, prompt) for prompt in PROMPTS))
     truth = open_service(folder, device="cpu", **SIZES)
-    try:
-        async with client_of(truth) as served:
-            expected = [await ids_of(served, prompt) for prompt in PROMPTS]
-    finally:
-        truth.engine.close()
+    truth.engine.close()
+    distance = np.concatenate([behind(truth.engine.core.backend, *each) for each in zip(PROMPTS, found, strict=True)])
     if service.config.device == "cpu":
-        assert found == expected
-    same = sum(map(shared, found, expected))
-    assert same >= 0.6 * sum(map(len, expected)), f"{same} tokens come before answers part from the CPU's"
-    assert [each[0] for each in found] == [each[0] for each in expected]
+        assert not distance.any()
+    assert distance.max() < NEAR_TIE, f"a token is {distance.max():.3f} below the CPU's choice"
+    assert np.mean(distance > 0) <= 0.2, f"{np.sum(distance > 0)} of {len(distance)} tokens are not the CPU's"
 
 
 async def test_a_seed_fixes_the_answer_whatever_else_runs(service):
@@ -104,8 +119,10 @@ async def test_forms_are_kept_beside_rows_that_are_free(service):
 
 
 async def test_a_required_call_is_made(service):
-    declared = tool("trip", **SCHEMA["properties"])
-    body = {"messages": USER, "tools": [declared], "tool_choice": "required", "max_tokens": 300, "seed": 2}
+    # of a schema that lets other names in, or may be called again, a model of random words makes no end
+    declared = {"type": "function", "function": {"name": "trip", "parameters": SCHEMA}}
+    body = {"messages": USER, "tools": [declared], "tool_choice": "required", "max_tokens": 400, "seed": 2}
+    body |= {"parallel_tool_calls": False}
     async with client_of(service) as served:
         choice = (await served.post("/v1/chat/completions", {**body, "reasoning_effort": "none"})).json()["choices"][0]
     assert choice["finish_reason"] == "tool_calls"

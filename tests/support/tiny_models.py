@@ -15,12 +15,14 @@ WINDOW = 20
 """Window of the tiny Cohere models: neither a page nor a chunk, so that edges never fall together."""
 
 
-def cohere2_moe(layers: int = 5, *, dtype: torch.dtype = torch.float64, seed: int = 0) -> PreTrainedModel:
+def cohere2_moe(
+    layers: int = 5, *, dtype: torch.dtype = torch.float64, seed: int = 0, head_dim: int = 16
+) -> PreTrainedModel:
     """A parallel-block model: dense first layer, full layers at 0 and every fourth, windows between, sigmoid router."""
     kinds = ["full_attention" if idx % 4 == 0 else "sliding_attention" for idx in range(layers)]
     config = Cohere2MoeConfig(
         vocab_size=192, hidden_size=64, intermediate_size=32, num_hidden_layers=layers, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, max_position_embeddings=512, sliding_window=WINDOW, layer_types=kinds,
+        num_key_value_heads=2, head_dim=head_dim, max_position_embeddings=512, sliding_window=WINDOW, layer_types=kinds,
         num_experts=8, num_experts_per_tok=3, expert_selection_fn="sigmoid", norm_topk_prob=False,
         first_k_dense_replace=1, prefix_dense_intermediate_size=96, rms_norm_eps=1e-6, logit_scale=0.5,
         eos_token_id=1, pad_token_id=0, bos_token_id=2,

@@ -63,10 +63,16 @@ def changed(step, change):
     return TaskTable(step.table.header, step.table.offsets, step.table.totals, records)
 
 
+@pytest.mark.parametrize("witness", ["of the step", "idle so far"])
 @pytest.mark.parametrize("first_step", [0, 2**32 // 200])
-def test_a_lost_arrival_is_told_from_a_missing_one(step, first_step):
+def test_a_lost_arrival_is_told_from_a_missing_one(step, first_step, witness):
+    """Also where the block that gave up first still tells of the launch before: it had nothing to do in this one."""
     lost = task_of(step, "L2.attend", 5)
-    message = explain(step.table, titles(step), run(step.table, lost={lost}, first_step=first_step))
+    evidence = run(step.table, lost={lost}, first_step=first_step)
+    if witness == "idle so far":
+        evidence.report["step"], evidence.report["place"] = (first_step - 1) % 2**32, Place.RECORD
+    message = explain(step.table, titles(step), evidence)
+    assert ("gave up first, before its first record" in message) == (witness == "idle so far")
     assert "first task that should have fired is L2.merge[0]" in message
     assert "have run, so an arrival was lost" in message
 
