@@ -55,7 +55,7 @@ def fitting(model: ModelSpec, rows: int, max_tokens: int, chip: HardwareSpec) ->
     ]
     last = ""
     for base in _bases(model):
-        choices = [_with_ring(model, bucket, base, chip) for bucket in buckets]
+        choices = [_for_rows(model, bucket, base, chip) for bucket in buckets]
         found = [
             reason
             for bucket, each in zip(buckets, choices, strict=True)
@@ -86,8 +86,10 @@ def _measured(model: ModelSpec, bucket: Bucket, rounding: Rounding) -> Served | 
     return None
 
 
-def _with_ring(model: ModelSpec, bucket: Bucket, base: Choices, chip: HardwareSpec) -> Choices:
-    """The choices with as many stages as fit beside what more rows take of shared memory."""
+def _for_rows(model: ModelSpec, bucket: Bucket, base: Choices, chip: HardwareSpec) -> Choices:
+    """The choices with as many tasks that merge as rows bring heads, and as many stages as their rows leave room for."""
+    cut = base.cut.model_copy(update={"merge": min(base.cut.merge * bucket.rows, chip.num_sms)})
+    base = base.model_copy(update={"cut": cut})
     stages = min(base.ring.stages, max(limits.most_stages(model, bucket, base, chip), 2))
     cap = min(base.ring.in_flight_cap_bytes or stages * base.ring.copy_bytes, stages * base.ring.copy_bytes)
     ring = base.ring.model_copy(update={"stages": stages, "in_flight_cap_bytes": cap})
