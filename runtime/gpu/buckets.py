@@ -87,7 +87,7 @@ def _measured(model: ModelSpec, bucket: Bucket, rounding: Rounding) -> Served | 
 
 
 def _for_rows(model: ModelSpec, bucket: Bucket, base: Choices, chip: HardwareSpec) -> Choices:
-    """The choices with as many tasks that merge as rows bring heads, and as many stages as their rows leave room for."""
+    """The choices with as many tasks that merge as rows bring heads, and as many stages as rows leave room for."""
     cut = base.cut.model_copy(update={"merge": min(base.cut.merge * bucket.rows, chip.num_sms)})
     base = base.model_copy(update={"cut": cut})
     stages = min(base.ring.stages, max(limits.most_stages(model, bucket, base, chip), 2))
