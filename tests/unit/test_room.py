@@ -8,6 +8,7 @@ from support.plans import north_plan
 from support.tiny_models import qwen3_moe, spec_of
 
 from megakernel.config import ConfigError
+from megakernel.kinds import TaskKind
 from megakernel.plan import PlanEntry
 from runtime.gpu.buckets import fitting, planned
 from runtime.gpu.presence import Present, absence, present
@@ -54,6 +55,17 @@ def test_north_takes_what_its_parameters_say():
     assert needed.weights == pytest.approx(2 * 30_484_303_872, rel=0.001)
     assert needed.page == 64 * 49 * 2 * 4 * 128 * 2
     assert needed.scratch < 8 * GIB
+
+
+def test_no_sm_merges_more_heads_one_after_another_than_it_must():
+    """Eight heads each on 32 SMs, while 100 waited, cost eight rows 4% on a card."""
+    chip = north.chip()
+    for each in fitting(north.model(), 8, 16384, chip):
+        if each.measured_ns is None:
+            heads = each.step.model.num_heads * each.step.bucket.rows
+            records = each.step.table.records
+            merges = records[records["kind"] == int(TaskKind.MERGE)]
+            assert (merges["end"].astype(int) - merges["begin"]).max() == -(-heads // chip.num_sms)
 
 
 def test_tables_for_all_numbers_of_rows_share_their_rounding():
