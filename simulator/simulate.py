@@ -5,7 +5,7 @@ and the refusal of programs that stop for ever. Refuses to read files or to prin
 """
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from sys import maxsize
 
@@ -24,7 +24,7 @@ FAST_BATCH_BYTES = 48 * 1024
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def _uncollected() -> Generator[None]:
     """Without the garbage collector: a run makes no cycles, and looking for some is a tenth of it."""
     was_enabled = gc.isenabled()
     gc.disable()

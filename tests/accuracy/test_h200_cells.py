@@ -66,10 +66,10 @@ def test_exact_mode_agrees_on_twenty_cells(cells, fast_ms, chip):
     found = figures(chosen, exact_ms)
     assert found.worst <= 0.15
     apart = [abs(fast_ms[cell.number] / exact - 1) for cell, exact in zip(chosen, exact_ms, strict=True)]
-    # Short of the bar, which is 2% everywhere: three of these twenty are further apart, the worst by 4.8%.
+    # Short of the bar, which is 2% everywhere: two of these twenty are further apart, by 3.9% and 3.8%.
     assert sum(apart) / len(apart) <= 0.012
-    assert sum(each <= 0.02 for each in apart) >= 17
-    assert max(apart) <= 0.05
+    assert sum(each <= 0.02 for each in apart) >= 18
+    assert max(apart) <= 0.04
 
 
 def test_no_more_constants_are_fitted_than_allowed(chip):
