@@ -1,7 +1,7 @@
 """Minutes of a mixed load, and afterwards whether anything leaked, stuck, or came out other than alone.
 
-    python tests/bench/soak.py --out FILE [--seconds 420] [--clients 12] [--near-tie DISTANCE] [--preempts]
-        [--model CONFIG.json | --url URL [--process ID]] [-- FLAGS OF runtime serve]
+    python tests/bench/soak.py --out FILE [--seconds 420] [--clients 12] [--near-tie DISTANCE] [--left-out SHARE]
+        [--preempts] [--model CONFIG.json | --url URL [--process ID]] [-- FLAGS OF runtime serve]
 
 Starts `runtime serve`, on the demo model or with a model's geometry (see serve_figures.py), or takes the server at URL,
 whose memory is that of process ID. First every case runs alone; then clients come, ask, leave in the middle or go on,
@@ -101,8 +101,8 @@ class Soak:
         return {
             "seconds": seconds, "clients": self.clients, **self.tally, "finish_reasons": dict(self.finishes),
             "compared_answers": self.judge.compared_answers, "compared_tokens": self.judge.compared_tokens,
-            "near_tie": self.judge.near_tie, "near_ties": distances, "gauges": gauges, "counted": grew,
-            "memory": memory, "failures": failures + self.judge.wrong,
+            "near_tie": self.judge.near_tie, "left_out": self.judge.left_out, "near_ties": distances,
+            "gauges": gauges, "counted": grew, "memory": memory, "failures": failures + self.judge.wrong,
         }  # fmt: skip
 
     async def _visit(self, number: int, end: float) -> None:
@@ -162,7 +162,7 @@ async def soaked(server: Server, chosen: argparse.Namespace) -> dict[str, Any]:
         client.shared = shared_body(Load(ignore_eos=False), facts.model)
         sizes = {"max_input": chosen.max_input, "max_output": chosen.max_output}
         cases = make_cases(chosen.cases, seed=chosen.seed, vocab_size=facts.vocab_size, **sizes)
-        judge, begin = Judge(chosen.near_tie), time.monotonic()
+        judge, begin = Judge(chosen.near_tie, chosen.left_out), time.monotonic()
         await judge.learn(client, cases)
         print(
             f"ready after {start_s:.1f} s; {len(cases)} cases alone took {time.monotonic() - begin:.1f} s", flush=True
@@ -185,6 +185,9 @@ def main() -> None:
     options.add_argument("--max-input", type=int, default=4096, metavar="TOKENS")
     options.add_argument("--max-output", type=int, default=256, metavar="TOKENS")
     options.add_argument("--near-tie", type=float, default=0.0, metavar="DISTANCE", help="of scores; 0: none passes")
+    options.add_argument(
+        "--left-out", type=float, default=0.0, metavar="SHARE", help="of tokens, which may differ by more"
+    )
     options.add_argument("--request-timeout", type=float, default=120.0, metavar="SECONDS")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--preempts", action="store_true", help="fail unless rows gave up their blocks")

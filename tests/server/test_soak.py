@@ -202,6 +202,21 @@ async def test_a_near_tie_passes_and_anything_further_apart_does_not(temperature
                 assert list(distances.values()) == [pytest.approx(distance, abs=0.01)]
 
 
+async def test_tokens_that_differ_by_more_are_left_out_up_to_their_share_and_what_has_no_score_never():
+    """The model has an id that its tokenizer has not; a server that does not know the model has no scores."""
+    case = soaking.Case(0, (5, 6, 7), 4, 0.0, 11)
+    async with listening(script=rivals(0.8, case.seed, 0.0)) as served, connected() as http:
+        client = Client(http, served.url)
+        for left_out, model, wrong in ((0.02, "demo", 0), (0.005, "demo", 1), (0.02, "nobody", 1)):
+            client.shared = shared_body(Load(ignore_eos=False), model)
+            judge = soaking.Judge(0.1, left_out)
+            judge.alone[case] = Answer(0.0, token_ids=[30] * 4, finish="length")
+            judge.compared_tokens = 100
+            judge.differences[case, 1, 31] = 1
+            distances = await judge.look(client)
+            assert (len(judge.wrong), len(distances)) == (wrong, model == "demo")
+
+
 async def test_a_case_that_fails_alone_stops_the_soak():
     async with listening(script=script) as served, connected() as http:
         client = Client(http, served.url)
