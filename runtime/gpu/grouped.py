@@ -134,13 +134,15 @@ def _block(
     for split in range(splits):
         w_at = of_matrix + split * height * columns
         w_at = w_at + unit[:, None] * (16 * columns) + tl.arange(0, depth * 16)[None, :]
-        for _ in range(0, columns, depth):
+        for column in range(0, columns, depth):
             packed = tl.load(w_at, mask=is_unit[:, None], other=0.0)
             taken = tl.load(x_at, mask=is_there[None, :], other=0.0)
             # unit, tile, then h g t p r e of row g + 8 r and column 8 t + 4 h + 2 p + e: see runtime/weights.py
             parts = tl.reshape(packed, [wide // 16, depth // 32, 2, 8, 4, 2, 2, 2])
             weights = tl.reshape(tl.permute(parts, (0, 6, 3, 1, 2, 5, 4, 7)), [wide, depth])
-            total = tl.dot(weights, taken, total)
+            # always so; a sum that is looked at is waited for, before its registers of weights are loaded again: Triton
+            # 3.6 does not see to that by itself (triton-lang/triton#9433)
+            total = tl.where(column >= 0, tl.dot(weights, taken, total), total)
             x_at += depth
             w_at += depth * 16
     kind: tl.constexpr = out.dtype.element_ty
