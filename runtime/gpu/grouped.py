@@ -6,6 +6,9 @@ The price is that columns of the other operand stand in the order in which the i
 Refuses routing: it is told whose tokens are whose.
 """
 
+# Triton's language is not Python's, and how it is typed differs from version to version.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -4,6 +4,9 @@ Attention reads K and V of a chunk's rows one behind the other, so what is appen
 pages from before is gathered beside it. Refuses attention itself.
 """
 
+# Triton's language is not Python's, and how it is typed differs from version to version.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -116,7 +119,7 @@ def _append(
     at = qkv + (token * (heads + 2 * kv_heads) + head)[:, None] * dim + column[None, :]
     whole = tl.load(at, mask=mask, other=0.0)
     if head < heads + kv_heads:
-        first, second = _partners(whole, power, is_half, tall)  # pyright: ignore[reportGeneralTypeIssues]
+        first, second = _partners(whole, power, is_half, tall)
         if q_norm is not None:
             norm = q_norm
             if head >= heads:

@@ -4,6 +4,9 @@ Pairs of an expert lie in whatever order they came to be counted in; nothing tha
 products between.
 """
 
+# Triton's language is not Python's, and how it is typed differs from version to version.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+
 from __future__ import annotations
 
 from dataclasses import dataclass
