@@ -55,7 +55,7 @@ def fitting(model: ModelSpec, rows: int, max_tokens: int, chip: HardwareSpec) ->
     ]
     last = ""
     for base in _bases(model):
-        choices = [_for_rows(model, bucket, base, chip) for bucket in buckets]
+        choices = [for_rows(model, bucket, base, chip) for bucket in buckets]
         found = [
             reason
             for bucket, each in zip(buckets, choices, strict=True)
@@ -86,7 +86,7 @@ def _measured(model: ModelSpec, bucket: Bucket, rounding: Rounding) -> Served | 
     return None
 
 
-def _for_rows(model: ModelSpec, bucket: Bucket, base: Choices, chip: HardwareSpec) -> Choices:
+def for_rows(model: ModelSpec, bucket: Bucket, base: Choices, chip: HardwareSpec) -> Choices:
     """The choices with as many tasks that merge as rows bring heads, and as many stages as rows leave room for."""
     cut = base.cut.model_copy(update={"merge": min(base.cut.merge * bucket.rows, chip.num_sms)})
     base = base.model_copy(update={"cut": cut})

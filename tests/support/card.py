@@ -8,7 +8,6 @@ import torch
 from support import north
 from support.tiny_models import choices_for, spec_of
 
-from megakernel import limits
 from megakernel.assets import asset
 from megakernel.build import BuiltStep, build_step
 from megakernel.hardware import HardwareSpec, load_hardware
@@ -16,6 +15,7 @@ from megakernel.model import ModelSpec
 from megakernel.tiling import Choices, Counters
 from megakernel.workload import Bucket
 from runtime.engine.drawn import DrawnTensors
+from runtime.gpu.buckets import for_rows
 
 DEADLINE_MS = float(os.environ.get("GPU_TEST_DEADLINE_MS", "100"))
 """Of a wait inside a launch; tools that slow a kernel need more."""
@@ -70,17 +70,9 @@ def random_tensors(spec: ModelSpec, seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def best_step(model: ModelSpec, rows: int, max_tokens: int, nominal_tokens: int | None = None) -> BuiltStep:
-    """A step of real geometry by the choices that measured best, with as many stages as the rows leave room for."""
+    """A step of real geometry by the choices that measured best, cut for its rows as a server's are."""
     bucket = Bucket(rows=rows, max_context_tokens=max_tokens, nominal_context_tokens=nominal_tokens or max_tokens)
-    choices = best_choices(model)
-    # The hand's 32 tasks merge the heads of one row; more rows bring more heads.
-    cut = choices.cut.model_copy(update={"merge": min(choices.cut.merge * rows, chip().num_sms)})
-    choices = choices.model_copy(update={"cut": cut})
-    ring = choices.ring
-    stages = min(ring.stages, limits.most_stages(model, bucket, choices, chip()))
-    return build_step(
-        model, bucket, choices.model_copy(update={"ring": ring.model_copy(update={"stages": stages})}), chip()
-    )
+    return build_step(model, bucket, for_rows(model, bucket, best_choices(model), chip()), chip())
 
 
 def best_choices(model: ModelSpec) -> Choices:
