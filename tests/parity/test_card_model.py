@@ -1,4 +1,4 @@
-"""The card's prefill has the plain one's logits: on a card, or by Triton's interpreter and attention row by row."""
+"""The card's prefill is as near float32 as the plain one: on a card, or by Triton's interpreter, attention row by row."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def test_two_rows_at_once_in_chunks(family, monkeypatch):
         monkeypatch.setattr(card_model, "ragged_attention", row_by_row)
     model = family(dtype=DTYPE)
     spec = spec_of(model)
-    tensors = {name: value.to(DEVICE) for name, value in model.state_dict().items()}
-    packed = pack_weights(spec, tensors, rounding_for(spec), DTYPE)
     tables = tuple(torch.randperm(16).to(DEVICE) for _ in layer_groups(spec)[0])
     other = tuple(16 + table for table in tables)
     found = []
-    for kind in (TorchModel, card_model.CardModel):
-        machine = kind(spec, packed, [allocate(spec, 32, 16, DTYPE, DEVICE) for _ in spec.layers])
+    for kind, dtype in ((TorchModel, torch.float32), (TorchModel, DTYPE), (card_model.CardModel, DTYPE)):
+        tensors = {name: value.to(DEVICE, dtype) for name, value in model.state_dict().items()}
+        packed = pack_weights(spec, tensors, rounding_for(spec), dtype)
+        machine = kind(spec, packed, [allocate(spec, 32, 16, dtype, DEVICE) for _ in spec.layers])
         logits = []
         for begin, end in pairwise(CUTS):
             texts = [*range(begin, end), *range(100 + begin, 100 + end)]
@@ -62,8 +62,9 @@ def test_two_rows_at_once_in_chunks(family, monkeypatch):
             for layer in range(spec.num_layers):
                 machine.layer(layer, batch)
             logits.append(machine.logits(batch.stream))
-        found.append(torch.cat(logits))
-    plain, card = found
+        found.append(torch.cat(logits).float())
+    truth, plain, card = found
     assert torch.isfinite(card).all()
-    distance = (plain - card).norm() / plain.norm()
-    assert distance < {"cuda": 0.03, "cpu": 1e-5}[DEVICE], f"they are {distance:.6f} apart"
+    # The median, because a near-tie of a router that falls otherwise changes a token's logits altogether.
+    noise, distance = (((each - truth).norm(dim=-1) / truth.norm(dim=-1)).median() for each in (plain, card))
+    assert distance < 1.2 * noise + 1e-5, f"{distance:.6f} from float32, where the plain model is {noise:.6f}"
