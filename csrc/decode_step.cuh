@@ -261,7 +261,7 @@ __device__ __forceinline__ void prepare(core::Shared& shared, const abi::Launch*
   if (thread == 0) {
     shared.stop = shared.left = 0;
     for (uint32_t& word : shared.mail) word = 0;
-    for (uint32_t role = 0; role < core::kRoles; ++role) shared.notes[role].state = core::kRuns;
+    for (core::Note& note : shared.notes) note = {};  // runs, and waits for nothing
     shared.arrived = shared.queued = shared.taken = shared.issued = 0;
     for (uint32_t stage = 0; stage < spec::kStages; ++stage) {
       ptx::mbarrier_init(ptx::shared_address(&shared.landed[stage]), 1);

@@ -106,7 +106,9 @@ class Watch {
     const uint64_t now = ptx::clock();
     const uint32_t step = own.step, index = own.index, what = own.what.x, wanted = own.what.y;
     const bool moves = step != step_ || index != index_ || what != what_ || wanted != wanted_;
-    if (own.state == kLeft || moves ||
+    // Who waits for the planner is not late: the planner is, or there is nothing for it to plan.
+    const bool idles = what >> 16 == static_cast<uint32_t>(abi::Place::kRecord);
+    if (own.state == kLeft || moves || idles ||
         ptx::load_relaxed_gpu(at<uint32_t>(context_.launch().present)) != spec::kNumSms) {
       since_ = now;
       step_ = step;

@@ -37,6 +37,7 @@ class Queue {
     }
     ++queued_;
     if (context_.lane == 0) {
+      pieces.piece_slices = static_cast<uint16_t>(pieces.piece / pieces.slice_bytes);
       pieces.slot = static_cast<uint16_t>(slot_);
       pieces.is_first = static_cast<uint16_t>(is_first_);
       shared.queue[entry_] = pieces;

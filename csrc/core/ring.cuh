@@ -85,7 +85,7 @@ class Issuer {
     int32_t other = pieces.odd;
     uint32_t unit = pieces.unit;
     uint32_t slice = 0;  // of the unit
-    const uint32_t slices = pieces.piece / pieces.slice_bytes;
+    const uint32_t slices = pieces.piece_slices;
     for (uint32_t left = pieces.bytes; left > 0;) {
       const uint32_t landed = landed_ + next_.stage * sizeof(uint64_t);
       const uint32_t freed = freed_ + next_.stage * sizeof(uint64_t);

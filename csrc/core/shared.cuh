@@ -53,8 +53,9 @@ struct alignas(16) Pieces {
   // For the consumers of products: what its bytes are.
   uint16_t slice_bytes = 16;
   uint16_t unit_slices = 0xffff;
-  uint16_t unit = 0;  // its first one, in the record
-  uint16_t rank = 0;  // of its expert
+  uint16_t unit = 0;          // its first one, in the record
+  uint16_t rank = 0;          // of its expert
+  uint16_t piece_slices = 0;  // of a full piece; the planner divides, who has time
 
   __device__ __forceinline__ uint32_t copies() const { return (bytes + piece - 1) / piece; }
 };

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,7 @@ from support.card import drawn, north_step, on_card
 from support.soak import Soak, alone, chained
 from support.tiny_models import cohere2_moe, qwen3_moe
 
+from megakernel.kinds import TaskKind
 from runtime.rows import Join
 from runtime.sampling import NO_TOKEN
 
@@ -28,6 +32,18 @@ def test_a_chain_has_the_tokens_of_single_steps(family):
     assert [each.token for each in made] == expected
     assert [each.ended for each in made] == [False] * 39 + [True]
     assert not chain.has_rows
+
+
+def test_a_launch_may_last_longer_than_any_wait_may():
+    decoder = on_card(cohere2_moe(dtype=torch.bfloat16), 1)
+    expected = alone(decoder, 7, 100)
+    table = decoder.step.table
+    kinds = [set(table.records["kind"][begin:end]) for begin, end in pairwise(table.offsets)]
+    assert {int(TaskKind.MERGE)} in kinds, "some block copies nothing from launch to end"
+    decoder.deadline_ms = 1.0
+    begin = time.monotonic()
+    assert alone(decoder, 7, 100) == expected
+    assert time.monotonic() - begin > 2e-3 * decoder.deadline_ms
 
 
 def test_stops_drops_halts_and_growth_come_within_a_step():
