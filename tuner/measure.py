@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from megakernel.config import ConfigError, digest, load_json
 from megakernel.measurement import Fault, Record
 from megakernel.tiling import Choices
 from megakernel.workload import Bucket
+from tuner import leash
 from tuner.outcome import FailedBuild, Hung, Illegal, MachineLost, Measured, Timed, Unrecorded, Wrong
 from tuner.problem import Problem, load_record
 from tuner.request import request_toml
@@ -106,8 +108,6 @@ class Command:
             code = _run([*how.command, str(request), "--out", str(out)], said, timeout_s)
         except subprocess.TimeoutExpired:
             return _Failure(_text(now), f"no answer for {timeout_s:.0f} s; left no post-mortem", is_late=True)
-        except OSError as error:
-            return _Failure("", f"{how.command[0]}: {error.strerror}")
         if code:
             return _Failure(_text(now), f"{how.command[0]} ended with {code}: {_text(said).strip()[-TAIL:]}")
         try:
@@ -214,17 +214,19 @@ def _faulty(fault: Fault) -> Measured:
 
 
 def _run(command: list[str], said: Path, timeout_s: float) -> int:
-    """Exit code of a command whose words go to `said`; whatever it started ends with it, also when it is late."""
-    with said.open("wb") as log:
-        process = subprocess.Popen(  # noqa: S603 - the user's command
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
+    """Exit code of a command whose words go to `said`; whatever it started ends with it, late or killed with us."""
+    leashed = [sys.executable, "-I", leash.__file__, *command]
+    with (
+        said.open("wb") as log,
+        subprocess.Popen(  # noqa: S603 - the user's command
+            leashed, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+        ) as process,
+    ):
         try:
             return process.wait(timeout_s)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 def _part(outcome: Measured, stage: Stage) -> Measured:

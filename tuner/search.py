@@ -209,7 +209,10 @@ class _Search:
         finals = None
         if measurer is not None and raced.ended is Ended.COMPLETE:
             how = config.ladder.measured
-            finals = hold_finals(raced.standings, baselines, how, Stadium(measurer, how, study))
+            try:
+                finals = hold_finals(raced.standings, baselines, how, Stadium(measurer, how, study))
+            except KeyboardInterrupt:  # predictions are there, and decide
+                raced = replace(raced, ended=Ended.INTERRUPTED)
         return BucketResult(bucket, baselines, raced, course.floor_ns, finals)
 
     def _course(self, idx: int, rounding: Rounding | None, config: SearchConfig) -> Course:

@@ -10,6 +10,8 @@ import hashlib
 import os
 import re
 import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -67,6 +69,17 @@ def compile_kernel(
     resources = _RESOURCES.validate_json((entry / "resources.json").read_bytes())
     check_ceilings(resources, specialization)
     return CompiledKernel((entry / "kernel.cubin").read_bytes(), resources, specialization, architecture)
+
+
+def compile_ahead(specializations: Iterable[Specialization], architecture: str) -> None:
+    """Fill the cache with several kernels, all at once: the compiler lets threads run.
+
+    ConfigError, when all are done, of the first that breaks a ceiling.
+    """
+    with ThreadPoolExecutor() as threads:
+        compiling = [threads.submit(compile_kernel, each, architecture) for each in dict.fromkeys(specializations)]
+    for each in compiling:
+        each.result()
 
 
 _RESOURCES = TypeAdapter(Resources)

@@ -8,14 +8,17 @@ variant is at work, so that whoever ends a process that hangs knows whom to blam
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from math import nan
 
 from megakernel.config import ConfigError, digest
 from megakernel.measurement import Fault, Record
 from runtime.gpu.campaign import Campaign, Variant, fitting, load, per_step
+from runtime.gpu.compile import compile_ahead
 from runtime.gpu.gate import REPEATS, Gate, check_counters
 from runtime.gpu.launch import KernelStoppedError, LoadedTable
 from runtime.gpu.measure import Timed, record, take
+from runtime.gpu.specialize import Specialization, specialize
 from runtime.gpu.streaming import PlanBench, UnsoundTableError
 
 Watch = Callable[[str], object]
@@ -25,6 +28,8 @@ Watch = Callable[[str], object]
 def measure_tolerantly(campaign: Campaign, faults: dict[str, Fault], watch: Watch) -> Record:
     """Time all variants that pass the gate; `faults` has those that could not be built, and takes the others'."""
     card = fitting(campaign)
+    with suppress(ConfigError):  # it comes again, as the fault of its variant
+        compile_ahead(_specializations(campaign), campaign.chip.architecture)
     bench = PlanBench(campaign.chip, campaign.config.positions, computes=campaign.computes)
     gate = Gate()
     passed: dict[str, LoadedTable] = {}
@@ -52,6 +57,15 @@ def measure_tolerantly(campaign: Campaign, faults: dict[str, Fault], watch: Watc
             "faults": faults,
         }
     )
+
+
+def _specializations(campaign: Campaign) -> list[Specialization]:
+    """What the kernels of all variants are compiled for; those that can't be computed are left out."""
+    found: list[Specialization] = []
+    for name, step in campaign.steps.items():
+        with suppress(ConfigError):
+            found.append(specialize(step, campaign.chip, campaign.variant(name).kernel))
+    return found
 
 
 def _admit(campaign: Campaign, bench: PlanBench, gate: Gate, variant: Variant) -> LoadedTable | Fault:

@@ -7,7 +7,6 @@ compiled while nothing waits for them, and everything has run once when this ret
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +24,7 @@ from runtime.engine.backend import Chunk, Span, Want
 from runtime.gpu.backend import PREFILL_TOKENS, GpuBackend
 from runtime.gpu.buckets import Served, fitting, planned
 from runtime.gpu.card import read_card, reasons
-from runtime.gpu.compile import compile_kernel
+from runtime.gpu.compile import compile_ahead
 from runtime.gpu.decoder import Decoder
 from runtime.gpu.presence import absence, present
 from runtime.gpu.room import Memory, need, pages
@@ -123,10 +122,7 @@ def open_card(
 
 def _compile(served: Sequence[Served], chip: HardwareSpec) -> None:
     """Fill the cache of kernels, all at once."""
-    with ThreadPoolExecutor(len(served)) as threads:
-        specializations = [specialize(each.step, chip, KernelOptions()) for each in served]
-        for _ in threads.map(lambda each: compile_kernel(each, chip.architecture), specializations):
-            pass
+    compile_ahead([specialize(each.step, chip, KernelOptions()) for each in served], chip.architecture)
 
 
 def _pages(card: Card, model: ModelSpec, served: Sequence[Served], sizes: Sizes) -> int:

@@ -2,9 +2,13 @@
 
 import io
 import json
+import os
+import subprocess
 import sys
 import tomllib
 from dataclasses import replace
+from pathlib import Path
+from time import monotonic, sleep
 
 import pytest
 from rich.console import Console
@@ -23,6 +27,7 @@ from tuner.outcome import FailedBuild, Hung, Illegal, MachineLost, Rung, Scored,
 from tuner.problem import HAND, RECORDED, REFERENCE, REFERENCE_ORDER, load_problem
 from tuner.race import Standing
 from tuner.search import plan_of, search
+from tuner.study import Ended
 
 NAMES = ("hand plan", "one", "two", "three")
 
@@ -85,6 +90,40 @@ def test_a_machine_that_does_not_answer_is_tried_again_and_then_lost(card):
 def test_device_time_that_is_spent_blames_nobody(card):
     outcomes, _ = card({"one": "hang"}, seconds=2.0)
     assert set(outcomes.values()) == {MachineLost("no device time left")}
+
+
+def test_a_command_that_can_not_be_run_loses_the_machine_and_says_why(card, tmp_path):
+    (tmp_path / "text").write_text("no program", encoding="utf-8")
+    outcomes, _ = card({}, command=json.dumps([str(tmp_path / "text")]))
+    assert {type(each) for each in outcomes.values()} == {MachineLost}
+    assert "ended with 126" in outcomes["one"].reason
+    assert "Permission denied" in outcomes["one"].reason
+
+
+def test_a_command_does_not_outlive_a_search_that_is_killed(tmp_path):
+    """What it started neither: it would hold the card, and disturb the times of the search that goes on."""
+    write_search(tmp_path)
+    alive = tmp_path / "alive"
+    child = f"import os, time; open({str(alive)!r}, 'w').write(f'{{os.getpid()}} {{os.getppid()}}\\n'); time.sleep(300)"
+    starter = f"import subprocess, sys; subprocess.call([sys.executable, '-c', {child!r}])"
+    command = json.dumps([sys.executable, "-c", starter])
+    arguments = ["search", "search.toml", "--out", "plan.json", "--measure"]
+    arguments += ["--set", f"ladder.measured.command={command}"]
+    searching = subprocess.Popen(
+        [sys.executable, "-c", "from tuner.cli import main; main()", *arguments],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    while not alive.exists() or not alive.read_text(encoding="utf-8").endswith("\n"):
+        assert searching.poll() is None, "it ended before it measured"
+        sleep(0.02)
+    searching.kill()
+    searching.wait()
+    processes = [Path("/proc") / pid for pid in alive.read_text(encoding="utf-8").split()]
+    until = monotonic() + 10.0
+    while any(each.exists() for each in processes) and monotonic() < until:
+        sleep(0.02)
+    assert not any(each.exists() for each in processes)
 
 
 def test_a_command_that_is_not_there_is_refused_before_the_search():
@@ -151,6 +190,17 @@ def test_a_lost_machine_leaves_the_predictions_to_decide(stage):
     asked, found = found_with(card)
     assert found.finals.winner is None
     assert "gone" in found.finals.why
+    assert found.best == found.raced.standings[0]
+    plan_of(asked, (found,), "tests")
+
+
+def test_an_interrupt_while_a_card_measures_keeps_what_was_predicted():
+    class Interrupted(FakeCard):
+        def measure(self, *_):
+            raise KeyboardInterrupt
+
+    asked, found = found_with(Interrupted())
+    assert found.raced.ended is Ended.INTERRUPTED
     assert found.best == found.raced.standings[0]
     plan_of(asked, (found,), "tests")
 
