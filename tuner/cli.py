@@ -7,14 +7,12 @@ that can't be written. Refuses to compute: each command calls one function and s
 from __future__ import annotations
 
 import shlex
-import signal
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -26,6 +24,7 @@ from megakernel.plan import Plan
 from megakernel.workload import Bucket
 from tuner import insight, report
 from tuner.export import choices_toml, entry_of
+from tuner.interrupt import interruptible, undisturbed
 from tuner.journal import identity_of, open_journal
 from tuner.measure import measurers
 from tuner.problem import Problem, load_problem
@@ -34,7 +33,7 @@ from tuner.refresh import refresh as run_refresh
 from tuner.request import all_candidates, request_toml
 from tuner.search import BucketResult, contest_toml, plan_of, simulator_evaluator
 from tuner.search import search as run_search
-from tuner.study import Ended
+from tuner.study import Ended, Progress
 from tuner.worker import work
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Search plans, and keep them up to date.")
@@ -105,13 +104,18 @@ def search(
     progress_console = Console(stderr=True)
     opened = nullcontext() if kept is None else open_journal(kept, problem, fresh=fresh)
     try:
-        with opened as record, _ended_by_sigterm():
+        with opened as record, interruptible() as check:
             if record is not None and record.num_trials:
                 progress_console.print(
                     f"going on from {record.num_trials} candidates in {kept}", soft_wrap=True, markup=False
                 )
+
+            def watch(idx: int, progress: Progress) -> None:
+                check()
+                shown.update(idx, progress)
+
             with Live(shown, console=progress_console, transient=True):
-                results = run_search(problem, shown.update, journal=record, measurer_for=measurer_for, remote=remote)
+                results = run_search(problem, watch, journal=record, measurer_for=measurer_for, remote=remote)
     except KeyboardInterrupt:
         progress_console.print("interrupted before there was a result; nothing is written", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
@@ -119,7 +123,7 @@ def search(
         progress_console.print("a worker was lost before there was a result; nothing is written", soft_wrap=True)
         raise typer.Exit(WORKER_LOST) from None
     command = shlex.join(["tuner", *sys.argv[1:]]).encode(errors="backslashreplace").decode()
-    with _undisturbed():
+    with undisturbed():
         write_text_atomic(out, pretty_json(plan_of(problem, results, command)))
         if contest is not None:
             write_text_atomic(contest, contest_toml(problem, results[0], Path(contest).parent))
@@ -269,30 +273,6 @@ def _make_folder(path: str) -> None:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--plots {path}: not a folder that can be made: {error.strerror}") from None
-
-
-@contextmanager
-def _undisturbed() -> Generator[None]:
-    """Ignore Ctrl-C for a moment: a second one must not cost the result that the first one kept."""
-    answer = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, answer)
-
-
-@contextmanager
-def _ended_by_sigterm() -> Generator[None]:
-    """Answer SIGTERM as Ctrl-C: workers are ended and the best so far is kept."""
-
-    def interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
-        raise KeyboardInterrupt
-
-    answer = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, answer)
 
 
 def _journal_path(out: str, journal: str | None) -> str | None:

@@ -92,10 +92,14 @@ def search(
             return whole.buckets(None)
         settled = whole.settled_rounding()
         results = whole.buckets(settled)
-        for each in problem.baselines:
-            own = each.choices.rounding
-            if own != settled and whole.lose_against(results, own):
-                return whole.buckets(own)
+        try:
+            for each in problem.baselines:
+                own = each.choices.rounding
+                if own != settled and whole.lose_against(results, own):
+                    again = whole.buckets(own)
+                    return again if len(again) == len(results) else _cut_short(results, again[-1].raced.ended)
+        except (KeyboardInterrupt, BrokenExecutor) as error:
+            return _cut_short(results, _ended_by(error))
         return results
 
 
@@ -170,16 +174,17 @@ class _Search:
             except (KeyboardInterrupt, BrokenExecutor) as error:
                 if not results:
                     raise
-                ended = Ended.WORKER_LOST if isinstance(error, BrokenExecutor) else Ended.INTERRUPTED
-                results[-1] = replace(results[-1], raced=replace(results[-1].raced, ended=ended))
+                return _cut_short(results, _ended_by(error))
             if results[-1].raced.ended is not Ended.COMPLETE:
                 break
         return tuple(results)
 
     def lose_against(self, results: Sequence[BucketResult], own: Rounding) -> bool:
-        """Whether a plan that always races, in its own rounding, beats the result of some complete bucket."""
+        """Whether a plan that always races, in its own rounding, beats some bucket's result, once all are complete."""
+        if results[-1].raced.ended is not Ended.COMPLETE:
+            return False
         for idx, result in enumerate(results):
-            if result.raced.ended is not Ended.COMPLETE or result.finals is not None:
+            if result.finals is not None:
                 continue
             workers = self._noted(idx, self._study(idx, result.best.choices.rounding))
             bucket = self._problem.config.buckets[idx]
@@ -231,6 +236,16 @@ class _Search:
     def _noted(self, idx: int, study: BucketJournal) -> NotedWorkers:
         evaluator = self._evaluator_for(self._problem, self._problem.config.buckets[idx])
         return NotedWorkers(self._workers, evaluator, study)
+
+
+def _cut_short(results: Sequence[BucketResult], ended: Ended) -> tuple[BucketResult, ...]:
+    """Results after which a search ended."""
+    *earlier, last = results
+    return (*earlier, replace(last, raced=replace(last.raced, ended=ended)))
+
+
+def _ended_by(error: BaseException) -> Ended:
+    return Ended.WORKER_LOST if isinstance(error, BrokenExecutor) else Ended.INTERRUPTED
 
 
 def _entry(problem: Problem, result: BucketResult) -> PlanEntry:

@@ -109,10 +109,11 @@ def _start(jobs: int) -> ProcessPoolExecutor:
     """Processes that never see Ctrl-C, which a terminal sends to all: it is the search's to answer."""
     # Forking a process that draws live progress in a thread of its own would not be safe.
     pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_leave_with_parent)
-    answer = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited from their first moment on
+    # Blocked, which they inherit from their first moment on, and not ignored: one that comes now is answered below.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         for _ in range(jobs):  # each starts one, as long as none is idle yet
             pool.submit(int)
     finally:
-        signal.signal(signal.SIGINT, answer)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return pool

@@ -11,6 +11,7 @@ from tuner.problem import load_problem
 from tuner.rounding import common, settle
 from tuner.search import search
 from tuner.search_config import RoundingValues, SpaceValues
+from tuner.study import Ended
 
 LONGER = Bucket(rows=2, max_context_tokens=4096, nominal_context_tokens=4096)
 ROUNDINGS = [Rounding(chunk_tokens=tokens) for tokens in (64, 128, 192, 256, 320)]
@@ -65,6 +66,38 @@ def test_a_settled_rounding_stays_where_no_baseline_beats_it():
     assert {each.best.choices.rounding.chunk_tokens for each in results} == {256}
     own = [each for each in evaluators[BUCKET].at(Rung.ALL_LAYERS) if each.rounding.chunk_tokens == 128]
     assert len(own) == 3, "the plans that always race are scored as they are, too"
+
+
+@pytest.mark.parametrize(
+    ("where", "tokens", "calls"),
+    [(LONGER, 256, 5), (BUCKET, 128, 1), (LONGER, 128, 1)],
+    ids=["in a later bucket", "while the plans that always race are compared", "when all is searched again for theirs"],
+)
+def test_an_interrupt_keeps_all_buckets_and_begins_no_other_search(where, tokens, calls):
+    """The settled rounding, of 256 tokens, loses to the plans that always race, in theirs of 128."""
+    worse = {BUCKET: {128: 0.0, 256: 1e5}, LONGER: {128: 9e5, 256: 0.0}}
+
+    class Interrupted(FakeEvaluator):
+        def evaluate(self, choices, rung):
+            proven = [each for each in self.at(Rung.ALL_LAYERS) if each.rounding.chunk_tokens == tokens]
+            outcome = super().evaluate(choices, rung)
+            if rung is Rung.ALL_LAYERS and choices.rounding.chunk_tokens == tokens and len(proven) == calls - 1:
+                raise KeyboardInterrupt
+            return outcome
+
+    evaluators = {
+        bucket: (Interrupted if bucket is where else FakeEvaluator)(
+            price=lambda choices, added=added: priced(choices) + added[choices.rounding.chunk_tokens]
+        )
+        for bucket, added in worse.items()
+    }
+    asked = problem(buckets=(BUCKET, LONGER), trials=24)
+    results = search(asked, lambda *_: None, lambda _, bucket: evaluators[bucket])
+    assert [each.bucket for each in results] == [BUCKET, LONGER]
+    assert {each.best.choices.rounding.chunk_tokens for each in results} == {256}
+    assert results[-1].raced.ended is Ended.INTERRUPTED
+    if tokens == 256:
+        assert not [each for each in evaluators[BUCKET].at(Rung.ALL_LAYERS) if each.rounding.chunk_tokens == 128]
 
 
 def test_a_space_of_one_rounding_is_searched_without_heats():

@@ -6,6 +6,8 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import active_children
 from pathlib import Path
 from subprocess import PIPE
 from time import sleep
@@ -17,6 +19,8 @@ from support.searching import write_search
 from megakernel.config import load_json
 from megakernel.plan import Plan
 from tuner.cli import main
+from tuner.interrupt import interruptible, undisturbed
+from tuner.workers import Workers
 
 COMMAND = "from tuner.cli import main; main()"
 
@@ -203,18 +207,109 @@ def test_an_edited_plan_is_refused(command, here, searched, verb):
     )
 
 
-def test_an_interrupt_writes_the_best_so_far(here):
-    running = start(here, TELLTALE, "search", "search.toml", "--out", "plan.json", "--seconds", "600", "--jobs", "2")
+SEARCH = ("search", "search.toml", "--out", "plan.json", "--seconds", "600")
+
+FROM_A_TERMINAL = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+IN_THE_BACKGROUND = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+"""How shells start commands; these tests themselves may run either way."""
+
+
+def searches(running: subprocess.Popen[str]) -> None:
+    """Wait until it has searched on."""
     assert running.stderr is not None
-    for line in running.stderr:
-        if line.startswith("search "):
-            break
-    running.send_signal(signal.SIGINT)
+    assert any(line.startswith("search ") for line in running.stderr)
+
+
+def kept_the_best(here: Path, running: subprocess.Popen[str]) -> None:
+    """It ends at once, and well, with a plan."""
     out, err = running.communicate(timeout=60)
     assert (running.returncode, "Traceback" in err) == (0, False), err
     assert "interrupted: the best so far, for 1 of 1 buckets" in out
     plan = load_json(here / "plan.json", Plan)
     assert plan.build(plan.entries[0]).table.digest == plan.entries[0].table_digest
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_writes_the_best_so_far(here, number):
+    running = start(here, FROM_A_TERMINAL + TELLTALE, *SEARCH, "--jobs", "2")
+    searches(running)
+    running.send_signal(number)
+    kept_the_best(here, running)
+
+
+def test_a_search_in_the_background_leaves_ctrl_c_to_the_foreground_and_answers_sigterm(here):
+    running = start(here, IN_THE_BACKGROUND + TELLTALE, *SEARCH)
+    searches(running)
+    running.send_signal(signal.SIGINT)
+    searches(running)
+    searches(running)
+    running.send_signal(signal.SIGTERM)
+    kept_the_best(here, running)
+
+
+SWALLOWS = """
+import os
+from tuner import cli
+from tuner.evaluate import SimulatorEvaluator
+score, calls = SimulatorEvaluator.evaluate, []
+def swallow(self, choices, rung):
+    calls.append(rung)
+    try:
+        if len(calls) == 20:
+            os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        pass
+    return score(self, choices, rung)
+SimulatorEvaluator.evaluate = swallow
+cli.main()
+"""
+"""The command, interrupted where a library drops whatever is raised."""
+
+
+def test_an_interrupt_that_a_library_swallows_is_not_lost(here):
+    kept_the_best(here, start(here, FROM_A_TERMINAL + SWALLOWS, *SEARCH))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_that_come_together_are_one_interrupt_and_a_later_one_is_another(monkeypatch, number):
+    """`timeout` sends its signal twice: the second must not break what answers the first."""
+    before = {each: signal.signal(each, signal.default_int_handler) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with interruptible() as check:
+            check()
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)
+            monkeypatch.setattr("tuner.interrupt.SAME_S", 0.0)
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), number)
+            with pytest.raises(KeyboardInterrupt):
+                check()
+        with undisturbed():
+            os.kill(os.getpid(), number)
+        assert {signal.getsignal(each) for each in before} == {signal.default_int_handler}
+    finally:
+        for each, answer in before.items():
+            signal.signal(each, answer)
+
+
+def test_an_interrupt_while_processes_start_is_not_lost(monkeypatch):
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Workers(2)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_no_process_of_a_search_ever_sees_ctrl_c():
+    with Workers(2):
+        states = [Path(f"/proc/{each.pid}/status").read_text(encoding="utf-8") for each in active_children()]
+    blocked = [int(line.split()[1], 16) for each in states for line in each.splitlines() if line.startswith("SigBlk")]
+    assert len(blocked) == 2
+    assert all(each >> (signal.SIGINT - 1) & 1 for each in blocked)
 
 
 def test_an_interrupt_before_there_is_a_result_writes_nothing(here, monkeypatch, command):
