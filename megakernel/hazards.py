@@ -17,6 +17,9 @@ import numpy.typing as npt
 from megakernel.graph import Op, TaskGraph, When
 from megakernel.regions import covers, overlap
 
+EARLY, LOAD = int(When.EARLY), int(When.LOAD)
+"""Numbers, for arrays: NumPy looks for an attribute of an enumeration that it compares with, and drops an interrupt."""
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -149,7 +152,7 @@ class _Derivation:
                 (is_early, is_load)
                 for is_early in (True, False)
                 for is_load in (True, False)
-                if _meet(past, (past.when == When.EARLY) == is_early, now, (now.when == When.LOAD) == is_load)
+                if _meet(past, (past.when == EARLY) == is_early, now, (now.when == LOAD) == is_load)
             )
         return self.clashes[key]
 

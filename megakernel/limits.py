@@ -75,6 +75,16 @@ def most_stages(model: ModelSpec, bucket: Bucket, choices: Choices, chip: Hardwa
     return max(ring.stages + free // each, 0)
 
 
+def fitting_ring(model: ModelSpec, bucket: Bucket, choices: Choices, chip: HardwareSpec) -> Choices:
+    """The same choices with as many ring stages as fit, if they have more: rows take a ring's room."""
+    ring, fits = choices.ring, max(most_stages(model, bucket, choices, chip), 2)
+    if fits >= ring.stages:
+        return choices
+    cap = ring.in_flight_cap_bytes
+    fewer = {"stages": fits, "in_flight_cap_bytes": cap if cap is None else min(cap, fits * ring.copy_bytes)}
+    return choices.model_copy(update={"ring": ring.model_copy(update=fewer)})
+
+
 def least_stages(model: ModelSpec, rounding: Rounding, copy_bytes: int) -> int:
     """Ring stages that every kind can run with: those that a run holds, and one for the next copy to land in.
 

@@ -62,7 +62,7 @@ class Problem:
         found = self.baselines
         if rounding is not None:
             found = tuple(replace(each, choices=_with(each.choices, rounding=rounding)) for each in found)
-        found = [replace(each, choices=_shortened(self.model, bucket, each.choices, self.chip)) for each in found]
+        found = [replace(each, choices=limits.fitting_ring(self.model, bucket, each.choices, self.chip)) for each in found]
         fastest = self.fastest_on_record(bucket)
         is_known = fastest in [each.choices for each in found]
         if fastest is None or is_known or rounding not in (None, fastest.rounding):
@@ -130,17 +130,6 @@ def baselines(hand: Choices, reference: Choices) -> tuple[Baseline, ...]:
         order = tuple(text for text in order if text != "route")
     mixed = _with(hand, interleave=hand.interleave.model_copy(update={"order": order}))
     return Baseline(HAND, hand), Baseline(REFERENCE, reference), Baseline(REFERENCE_ORDER, mixed)
-
-
-def _shortened(model: ModelSpec, bucket: Bucket, choices: Choices, chip: HardwareSpec) -> Choices:
-    """The same with fewer stages, if more rows leave no room for all: a ring is no reason to leave a race."""
-    ring, fits = choices.ring, limits.most_stages(model, bucket, choices, chip)
-    if not 0 < fits < ring.stages:
-        return choices
-    cap = ring.in_flight_cap_bytes
-    bytes_left = fits * ring.copy_bytes
-    fewer = {"stages": fits, "in_flight_cap_bytes": cap if cap is None else min(cap, bytes_left)}
-    return _with(choices, ring=ring.model_copy(update=fewer))
 
 
 def _with(choices: Choices, **parts: BaseModel) -> Choices:

@@ -89,11 +89,7 @@ def _measured(model: ModelSpec, bucket: Bucket, rounding: Rounding) -> Served | 
 def for_rows(model: ModelSpec, bucket: Bucket, base: Choices, chip: HardwareSpec) -> Choices:
     """The choices with as many tasks that merge as rows bring heads, and as many stages as rows leave room for."""
     cut = base.cut.model_copy(update={"merge": min(base.cut.merge * bucket.rows, chip.num_sms)})
-    base = base.model_copy(update={"cut": cut})
-    stages = min(base.ring.stages, max(limits.most_stages(model, bucket, base, chip), 2))
-    cap = min(base.ring.in_flight_cap_bytes or stages * base.ring.copy_bytes, stages * base.ring.copy_bytes)
-    ring = base.ring.model_copy(update={"stages": stages, "in_flight_cap_bytes": cap})
-    return base.model_copy(update={"ring": ring})
+    return limits.fitting_ring(model, bucket, base.model_copy(update={"cut": cut}), chip)
 
 
 def _bases(model: ModelSpec) -> Iterator[Choices]:
