@@ -62,7 +62,9 @@ class Problem:
         found = self.baselines
         if rounding is not None:
             found = tuple(replace(each, choices=_with(each.choices, rounding=rounding)) for each in found)
-        found = [replace(each, choices=limits.fitting_ring(self.model, bucket, each.choices, self.chip)) for each in found]
+        found = [
+            replace(each, choices=limits.fitting_ring(self.model, bucket, each.choices, self.chip)) for each in found
+        ]
         fastest = self.fastest_on_record(bucket)
         is_known = fastest in [each.choices for each in found]
         if fastest is None or is_known or rounding not in (None, fastest.rounding):

@@ -202,8 +202,7 @@ def differences(one: Choices, other: Choices, names: tuple[str, str]) -> Table:
 
 
 def _flat(choices: Choices) -> Iterable[tuple[str, str]]:
-    parts = {"rounding": choices.rounding, "cut": choices.cut, "ring": choices.ring, "interleave": choices.interleave}
-    for group, part in parts.items():
+    for group, part in choices:
         for key, value in part:
             yield f"{group}.{key}", shown(value)
 

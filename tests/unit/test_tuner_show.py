@@ -7,6 +7,7 @@ from wsgiref.util import setup_testing_defaults
 
 import optuna
 import pytest
+from rich.console import Console
 from support import north
 from support.searching import FakeEvaluator, problem
 
@@ -15,7 +16,7 @@ from megakernel.build import build_step
 from megakernel.config import ConfigError, load_json, load_toml
 from megakernel.plan import Plan
 from megakernel.tiling import Choices
-from tuner import insight
+from tuner import insight, report
 from tuner.export import choices_toml, entry_of
 from tuner.journal import open_journal, read_storage
 from tuner.search import plan_of, search
@@ -24,6 +25,14 @@ from tuner.values import NO_CAP
 
 def shipped() -> Plan:
     return load_json(asset("configs/plans/north-mini-code-h200.json"), Plan)
+
+
+def test_every_choice_of_a_plan_is_shown():
+    plan = shipped()
+    printed = Console(width=160, record=True, file=io.StringIO())
+    printed.print(report.plan(plan, [insight.Insight("", 0, {}, {}) for _ in plan.entries]))
+    shown = {line.strip("│ ").split(" ")[0] for line in printed.export_text().splitlines()}
+    assert {f"{group}.{key}" for group, part in plan.entries[0].choices for key, _ in part} <= shown
 
 
 def test_exported_choices_make_the_table_of_the_plan(tmp_path):
