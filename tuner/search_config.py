@@ -67,8 +67,8 @@ class Measuring(Frozen):
 
     `top` candidates and the plans that always race are timed in turns for `rounds` rounds, the best `confirmed` of them
     again on fresh samples. `seconds` of a card's time are spent on a bucket, `timeout_s` waited for one answer. A
-    `command` that fails without a culprit is tried `retries` times more; it is given a measurement file and --out RECORD.
-    `kernel` and `steps` a launch are how the plan will run.
+    `command` that fails without a culprit is tried `retries` times more; it is given a measurement file and --out
+    RECORD. `kernel` and `steps` a launch are how the plan will run.
 
     `records` are contests on this chip, the latest of a bucket before older ones: the latest decides where there is no
     --measure, as --replay would, and the fastest of it always races. So a plan that was only predicted never takes the
