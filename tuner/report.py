@@ -235,7 +235,7 @@ def _leaderboard(entry: PlanEntry) -> Table:
     """Who came where, and how far above the bound of any plan; of this plan's choices alone, if that is all it has."""
     measures = any(each.measured_ns is not None for each in (entry, *entry.losers))
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("", "ms", "tok/s", "slower", "above the bound", *(["measured ms"] if measures else [])):
+    for name in ("", "ms", "tok/s", "slower", "above the bound", *(["measured ms", "slower"] if measures else [])):
         table.add_column(name, justify="left" if not name else "right", no_wrap=not name)
     best_ns, floor_ns = entry.predicted_ns, entry.floor_ns or entry.bound_ns
     scored = [
@@ -245,12 +245,17 @@ def _leaderboard(entry: PlanEntry) -> Table:
     bounds = [("bound of these choices", entry.bound_ns, None), ("bound of any plan", entry.floor_ns, None)]
     for name, ns, measured_ns in [*scored, *bounds]:
         if ns is not None:
-            slower = "" if best_ns is None or name.startswith("bound") else f"{100.0 * (ns / best_ns - 1.0):.1f}%"
-            above = "" if floor_ns is None else f"{100.0 * (ns / floor_ns - 1.0):.1f}%"
-            measured = [] if not measures else ["" if measured_ns is None else f"{measured_ns / 1e6:.3f}"]
-            speed = f"{entry.bucket.rows * 1e9 / ns:.1f}"
-            table.add_row(*_plain(name, f"{ns / 1e6:.3f}", speed, slower, above, *measured))
+            slower = "" if name.startswith("bound") else _above(ns, best_ns)
+            cells = [name, f"{ns / 1e6:.3f}", f"{entry.bucket.rows * 1e9 / ns:.1f}", slower, _above(ns, floor_ns)]
+            if measures:
+                cells += ["" if measured_ns is None else f"{measured_ns / 1e6:.3f}"]
+                cells += [_above(measured_ns, entry.measured_ns)]
+            table.add_row(*_plain(*cells))
     return table
+
+
+def _above(ns: float | None, of_ns: float | None) -> str:
+    return "" if ns is None or of_ns is None else f"{100.0 * (ns / of_ns - 1.0):.1f}%"
 
 
 def _worths(insight: Insight) -> Table:

@@ -1,4 +1,4 @@
-"""The card's prefill is as near float32 as the plain one: on a card, or by Triton's interpreter, attention row by row."""
+"""The card's prefill is as near float32 as the plain one: on a card, or interpreted, attention row by row."""
 
 from __future__ import annotations
 

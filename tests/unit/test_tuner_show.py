@@ -14,7 +14,7 @@ from support.searching import FakeEvaluator, problem
 from megakernel.assets import asset
 from megakernel.build import build_step
 from megakernel.config import ConfigError, load_json, load_toml
-from megakernel.plan import Plan
+from megakernel.plan import Plan, Score
 from megakernel.tiling import Choices
 from tuner import insight, report
 from tuner.export import choices_toml, entry_of
@@ -33,6 +33,22 @@ def test_every_choice_of_a_plan_is_shown():
     printed.print(report.plan(plan, [insight.Insight("", 0, {}, {}) for _ in plan.entries]))
     shown = {line.strip("│ ").split(" ")[0] for line in printed.export_text().splitlines()}
     assert {f"{group}.{key}" for group, part in plan.entries[0].choices for key, _ in part} <= shown
+
+
+def test_who_was_slower_on_a_card_is_shown_beside_who_was_predicted_to_be():
+    plan = shipped()
+    (entry,) = plan.entries
+    timed = Score(name="timed", predicted_ns=0.9 * entry.predicted_ns, choices=entry.choices, measured_ns=3.0e6)
+    only_predicted = timed.model_copy(update={"name": "only predicted", "measured_ns": None})
+    losers = {"losers": (timed, only_predicted), "measured_ns": 2.0e6}
+    plan = plan.model_copy(update={"entries": (entry.model_copy(update=losers),)})
+    printed = Console(width=160, record=True, file=io.StringIO())
+    printed.print(report.plan(plan, [insight.Insight("", 0, {}, {})]))
+    rows = [line.strip("│ ") for line in printed.export_text().splitlines()]
+    shown = {name: row.split() for name in ("this plan", "timed", "only") for row in rows if row.startswith(f"{name} ")}
+    assert shown["this plan"][-2:] == ["2.000", "0.0%"]
+    assert (shown["timed"][3], shown["timed"][-2:]) == ("-10.0%", ["3.000", "50.0%"])
+    assert shown["only"][-2] == "-10.0%", "nothing after what is predicted"
 
 
 def test_exported_choices_make_the_table_of_the_plan(tmp_path):
