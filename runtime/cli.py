@@ -72,16 +72,22 @@ def abi(
 
 @app.command()
 def check(
-    config: Annotated[str, typer.Argument(help="A measurement file, such as configs/measure/north-h200.toml.")],
+    config: Annotated[
+        str, typer.Argument(help="A plan, or a measurement file such as configs/measure/north-h200.toml.")
+    ],
     *,
-    variant: Annotated[str | None, typer.Option(help="Which of its variants; the first without.")] = None,
+    variant: Annotated[
+        str | None,
+        typer.Option(help="Which of a measurement file's variants (the first without), or of a plan's entries (all)."),
+    ] = None,
 ) -> None:
-    """Say whether this card can run a table: SMs, architecture, shared memory, occupancy, proof."""
+    """Say whether this card can run a table: SMs, architecture, shared memory, occupancy, proof, the plan's digest."""
+    path = locate(config)
     _need_card()
-    from runtime.gpu.campaign import check as check_campaign  # noqa: PLC0415 - torch and the compiler
-    from runtime.gpu.campaign import read_campaign  # noqa: PLC0415
+    from runtime.gpu.campaign import check as check_path  # noqa: PLC0415 - torch and the compiler
 
-    Console().print(facts_table(check_campaign(read_campaign(locate(config)), variant)))
+    for facts in check_path(path, variant):
+        Console().print(facts_table(facts))
 
 
 @app.command()

@@ -156,7 +156,7 @@ class Multiplier {
 
  private:
   // Staged activations of a slice stay in registers for the next copy, unless many rows need them otherwise.
-  static constexpr bool kHolds = spec::kRows <= 4 && spec::kProjectKSplits == 1;
+  static constexpr bool kHolds = spec::kRows <= 2 && spec::kProjectKSplits == 1;
 
   // Activations of a slice, from the staged norm.
   __device__ __forceinline__ void fetch_staged(Tiles& x, const Product& product, uint32_t unit, uint32_t slice) const {

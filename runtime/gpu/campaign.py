@@ -124,18 +124,31 @@ def choices_of(path: Path, bucket: Bucket) -> Choices:
     return entries[bucket]
 
 
-def check(campaign: Campaign, name: str | None = None) -> dict[str, str]:
-    """Facts of the card and of one variant's kernel on it; ConfigError when the card cannot run it."""
-    card, variant = read_card(), campaign.variant(name)
-    step = campaign.steps[variant.name]
-    spec = specialize(step, campaign.chip, variant.kernel)
-    found = reasons(
-        card, num_sms=step.table.num_sms, architecture=campaign.chip.architecture, shared_bytes=spec.shared_bytes
-    )
+def check(path: Path, name: str | None = None) -> list[dict[str, str]]:
+    """Facts of the card and of kernels on it: a measurement file's variant, the first without `name`, or all of a plan.
+
+    ConfigError when the card can't run one of them, when a plan is stale, or when nothing has the name.
+    """
+    if path.suffix == ".json":
+        plan = load_json(path, Plan)
+        entries = {f"{each.bucket.rows} x {each.bucket.max_context_tokens}": each for each in plan.entries}
+        if name is not None and name not in entries:
+            raise ConfigError(f"{path}: no entry is called {name}; there are {', '.join(entries)}")
+        chosen = entries if name is None else {name: entries[name]}
+        return [_check(each, plan.build(entry), plan.hardware, KernelOptions()) for each, entry in chosen.items()]
+    campaign = read_campaign(path)
+    variant = campaign.variant(name)
+    return [_check(variant.name, campaign.steps[variant.name], campaign.chip, variant.kernel)]
+
+
+def _check(name: str, step: BuiltStep, chip: HardwareSpec, options: KernelOptions) -> dict[str, str]:
+    card = read_card()
+    spec = specialize(step, chip, options)
+    found = reasons(card, num_sms=step.table.num_sms, architecture=chip.architecture, shared_bytes=spec.shared_bytes)
     found += [str(finding) for finding in verify(step.graph, step.table)]
     if found:
         raise ConfigError("this card can't run this table:\n" + "\n".join(f"  {reason}" for reason in found))
-    compiled = compile_kernel(spec, campaign.chip.architecture)
+    compiled = compile_kernel(spec, chip.architecture)
     titles = GraphTitles(step.graph, step.counter_titles)
     loaded = LoadedTable(compiled, step.table, titles, proved_digest=step.table.digest)
     if loaded.blocks_per_sm < 1:
@@ -144,7 +157,7 @@ def check(campaign: Campaign, name: str | None = None) -> dict[str, str]:
     return {
         "card": f"{card.name}, {card.num_sms} SMs, {card.memory_bytes / 1e9:.0f} GB",
         "driver": f"{card.driver}, CUDA {card.cuda}",
-        "variant": variant.name,
+        "variant": name,
         "table": f"{step.table.digest}, {len(step.table.records)} records, {step.table.num_counters} counters",
         "kernel": f"{resources.registers} registers, {resources.spill_bytes} bytes spilled",
         "block": f"{spec.block_threads} threads",

@@ -1,5 +1,7 @@
 """A measurement file is checked before anything is allocated on a card."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from megakernel import limits
@@ -83,3 +85,46 @@ def test_a_tolerant_campaign_names_what_can_not_be_built(tmp_path):
     assert faults["hand"].kind == "illegal"
     assert "ring.stages is 64" in faults["hand"].text
     assert set(campaign.steps) == {each.name for each in campaign.config.variants} - {"hand"}
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """A card of which only the numbers are there."""
+    from support.pretend_card import CARD
+
+    from runtime.gpu import campaign
+
+    monkeypatch.setattr(campaign, "read_card", lambda: CARD)
+    monkeypatch.setattr(campaign, "LoadedTable", lambda *_, **__: SimpleNamespace(blocks_per_sm=1))
+    return campaign
+
+
+def test_a_card_is_checked_for_every_entry_of_a_plan(pretended):
+    path = asset("configs/plans/north-mini-code-h200.json")
+    (entry,) = load_json(path, Plan).entries
+    (facts,) = pretended.check(path)
+    assert facts["variant"] == "1 x 16384"
+    assert facts["table"].startswith(entry.table_digest)
+    with pytest.raises(ConfigError, match="no entry is called 3 x 16384; there are 1 x 16384"):
+        pretended.check(path, "3 x 16384")
+
+
+def test_a_card_is_checked_for_no_stale_plan(pretended, tmp_path):
+    path = tmp_path / "plan.json"
+    plan = load_json(asset("configs/plans/north-mini-code-h200.json"), Plan)
+    path.write_text(plan.model_copy(update={"code_digest": "sha256:" + "0" * 64}).model_dump_json(), encoding="utf-8")
+    with pytest.raises(ConfigError, match="tuner refresh"):
+        pretended.check(path)
+
+
+def test_a_card_with_fewer_sms_than_the_plan_is_refused(pretended, monkeypatch):
+    card = pretended.read_card().model_copy(update={"num_sms": 114})
+    monkeypatch.setattr(pretended, "read_card", lambda: card)
+    with pytest.raises(ConfigError, match=r"the table is for 132 SMs, NVIDIA Pretended has 114"):
+        pretended.check(asset("configs/plans/north-mini-code-h200.json"))
+
+
+def test_a_card_is_checked_for_the_first_variant_of_a_measurement_or_the_one_named(pretended):
+    path = asset("configs/measure/north-h200.toml")
+    assert [each["variant"] for each in pretended.check(path)] == ["hand"]
+    assert [each["variant"] for each in pretended.check(path, "reference")] == ["reference"]
