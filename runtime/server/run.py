@@ -8,6 +8,7 @@ event; a second signal ends at once. Both exit 0. A failed step of the engine fa
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import socket
@@ -106,7 +107,11 @@ def _bind(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         bound = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port") from None
+        is_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        other = "--host: an address of this machine, or 0.0.0.0" if is_host else "--port, or 0 for any free one"
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another {other}"
+        ) from None
     bound.settimeout(0)
     return bound
 

@@ -360,6 +360,9 @@ async def test_the_process_serves_the_demo_model_and_exits_0_at_once_on_a_second
         (["--api-key-file", "absent"], "cannot be read"),
         (["--api-key", ""], "an API key is empty"),
         (["--block-size", "7"], "multiple of 8"),
+        (["--num-gpu-blocks", "1"], "lower `max_model_len` to 64"),
+        (["--host", "no-such-host.invalid"], "choose another --host"),
+        (["--host", "192.0.2.1"], "choose another --host"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch):
@@ -387,6 +390,40 @@ def test_a_port_in_use_is_told(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         result = CliRunner().invoke(app, ["serve", "--port", str(taken.getsockname()[1])])
         assert "choose another --port" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("hidden_size", "a"), ("model_type", "llama"), ("layer_types", None), ("vocab_size", None)]
+)
+def test_a_model_that_can_t_be_served_is_refused_before_a_socket_is_opened(name, value, tmp_path):
+    import json
+
+    from runtime.demo import write_checkpoint
+
+    write_checkpoint(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {name: value}))
+    running = Process(str(tmp_path))
+    try:
+        assert running.process.wait(60) == 2
+        assert running.process.stdout.read() == ""
+        (line,) = [each for each in running.process.stderr.read().splitlines() if not each.startswith("{")]
+        assert line.startswith(f"error: {tmp_path}: ")
+        assert f"`{name}`" in line
+    finally:
+        running.end()
+
+
+@pytest.mark.parametrize("arguments", [["--max-tokens", "0"], ["--temperature", "-1", "--raw"], ["--seed", str(2**70)]])
+def test_generate_refuses_what_a_server_would(arguments):
+    from typer.testing import CliRunner
+
+    from megakernel.config import ConfigError
+    from runtime.cli import app
+
+    result = CliRunner().invoke(app, ["generate", "hello", *arguments])
+    assert isinstance(result.exception, ConfigError), result.output
+    assert arguments[0].strip("-").replace("-", "_") in str(result.exception)
 
 
 def test_generate_gives_the_same_text_for_the_same_seed():
