@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 
 import pytest
+import torch
 from support.pretend_card import CARD, pretend
 from support.process import Process
 from support.served_model import client_of, open_service, write_rounded
@@ -83,6 +85,37 @@ def test_sizes_that_can_t_be_are_refused_at_the_start(settings, free, message, f
     pretend(monkeypatch, free=free)
     with pytest.raises(ConfigError, match=message):
         open_service(folder, **SIZES | settings)
+
+
+def test_without_a_compiler_the_start_is_refused_before_weights_are_read(folder, monkeypatch):
+    pretend(monkeypatch)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ConfigError, match=r"no C compiler, .* install gcc, or name one in CC"):
+        open_service(folder, **SIZES)
+
+
+def test_memory_that_another_process_takes_during_the_start_is_told(folder, monkeypatch):
+    pretend(monkeypatch)
+
+    def full(*_args, **_more):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 60.00 GiB.\nGPU 0 has a total capacity of")
+
+    monkeypatch.setattr("runtime.gpu.opening.Decoder", full)
+    with pytest.raises(ConfigError, match=r"has none now: another .* lower `gpu_memory_utilization` from 0\.9$"):
+        open_service(folder, **SIZES)
+
+
+@pytest.mark.parametrize("named", [None, "/elsewhere"])
+def test_triton_s_kernels_are_kept_beside_ours_unless_an_operator_names_a_folder(named, folder, tmp_path, monkeypatch):
+    """A service has no home to write to, and a container's is lost with it."""
+    pretend(monkeypatch)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(named))
+    if named is None:
+        monkeypatch.delenv("TRITON_CACHE_DIR")
+    open_service(folder, **SIZES).engine.close()
+    assert os.environ["TRITON_CACHE_DIR"] == (named or str(tmp_path / "counterpoint" / "triton"))
 
 
 async def test_requests_are_answered_and_an_operator_sees_the_card(folder, monkeypatch):
