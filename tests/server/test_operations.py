@@ -392,6 +392,54 @@ def test_a_port_in_use_is_told(monkeypatch):
         assert "choose another --port" in str(result.exception)
 
 
+BUSY = """
+import torch
+from runtime.engine.cpu_backend import CpuBackend
+from runtime.server import run
+block, decode = torch.empty(10**7), CpuBackend.decode
+def loads_for_ever(folder, service):
+    while True:
+        block.normal_()
+def decodes_slowly(*arguments):
+    for _ in range(100):
+        block.normal_()
+    return decode(*arguments)
+"""
+
+
+async def test_a_signal_while_the_model_loads_ends_the_process_with_0():
+    """The thread that loads is inside torch; the interpreter's end would abort the process there."""
+    running = Process(before=f"{BUSY}\nrun.load_engine = loads_for_ever")
+    try:
+        async with httpx.AsyncClient(base_url=running.url(), timeout=30) as client:
+            assert (await client.get("/health")).status_code == 200
+            running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(20) == 0
+        assert "terminate" not in running.process.stderr.read()
+    finally:
+        running.end()
+
+
+async def test_a_second_signal_inside_a_step_ends_the_process_with_0_and_no_traceback():
+    running = Process(before=f"{BUSY}\nCpuBackend.decode = decodes_slowly")
+    try:
+        async with httpx.AsyncClient(base_url=running.url(), timeout=30) as client:
+            await running.ready(client)
+            body = {"prompt": "a", "stream": True, "ignore_eos": True, "max_tokens": 500}
+            async with client.stream("POST", TEXT, json=body) as response:
+                await anext(response.aiter_lines())
+                running.process.send_signal(signal.SIGTERM)
+                while (await client.get("/ready")).status_code != 503:
+                    await asyncio.sleep(0.01)
+                running.process.send_signal(signal.SIGTERM)
+                assert running.process.wait(20) == 0
+        said = running.process.stderr.read()
+        assert "Traceback" not in said
+        assert "terminate" not in said
+    finally:
+        running.end()
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("hidden_size", "a"), ("model_type", "llama"), ("layer_types", None), ("vocab_size", None)]
 )
