@@ -111,7 +111,7 @@ def open_card(
     _compile(served, chip)
     count = _pages(card, model, served, sizes)
     try:
-        backend, step_ms = _loaded(model, pieces, served, chip, count)
+        backend, step_ms = _loaded(model, pieces, served, chip, rows=rows, count=count)
     except torch.OutOfMemoryError:
         raise ConfigError(
             f"{card.name} had room when the start began and has none now: another process took it, which nvidia-smi "
@@ -125,6 +125,8 @@ def _loaded(
     pieces: Callable[[Rounding], Iterable[Piece]] | None,
     served: Sequence[Served],
     chip: HardwareSpec,
+    *,
+    rows: int,
     count: int,
 ) -> tuple[GpuBackend, tuple[float, ...]]:
     """Put weights, `count` pages and tables on the card, and run everything once: a step's milliseconds by table."""
@@ -138,7 +140,7 @@ def _loaded(
     from runtime.gpu.card_model import CardModel  # noqa: PLC0415 - Triton
 
     prefill = CardModel(model, first.weights(), [first.pool(layer) for layer in range(model.num_layers)])
-    backend = GpuBackend(prefill, decoders)
+    backend = GpuBackend(prefill, decoders, rows=rows)
     _warm(backend)
     return backend, tuple(decoder.time_ms() for decoder in decoders)
 

@@ -8,12 +8,17 @@ import time
 
 import pytest
 import torch
+from support import north
+from support.plans import plan_of
 from support.pretend_card import CARD, pretend
 from support.process import Process
 from support.served_model import client_of, open_service, write_rounded
 from support.serving import Stream, hosted
 
-from megakernel.config import ConfigError
+from megakernel.config import ConfigError, pretty_json
+from megakernel.families import read_model
+from megakernel.workload import Bucket
+from runtime.gpu.buckets import fitting
 from runtime.gpu.launch import KernelStoppedError
 from runtime.server.config import ServeConfig
 from runtime.server.loading import CARD_TOKENS, place
@@ -116,6 +121,30 @@ def test_triton_s_kernels_are_kept_beside_ours_unless_an_operator_names_a_folder
         monkeypatch.delenv("TRITON_CACHE_DIR")
     open_service(folder, **SIZES).engine.close()
     assert os.environ["TRITON_CACHE_DIR"] == (named or str(tmp_path / "counterpoint" / "triton"))
+
+
+async def test_no_more_rows_run_than_an_operator_allows_whatever_seats_a_plan_s_bucket_has(
+    folder, tmp_path, monkeypatch
+):
+    pretend(monkeypatch)
+    model = read_model(folder)
+    bucket = Bucket(rows=3, max_context_tokens=256, nominal_context_tokens=128)
+    (step,) = (each.step for each in fitting(model, 3, 256, north.chip()) if each.step.bucket.rows == 3)
+    assert step.bucket == bucket
+    path = tmp_path / "plan.json"
+    path.write_text(pretty_json(plan_of(step, north.chip())), encoding="utf-8")
+    service = open_service(folder, device="cuda", plan=str(path), max_num_seqs=2)
+    try:
+        async with client_of(service) as served:
+            info = (await served.client.get("/server_info")).json()
+            body = {"max_tokens": 4, "temperature": 0, "ignore_eos": True, "prompt": [[5], [6], [7]]}
+            answer = await served.post("/v1/completions", body)
+            assert answer.json()["usage"]["completion_tokens"] == 12
+    finally:
+        service.engine.close()
+    assert info["rows"] == 2
+    assert [each["rows"] for each in info["card"]["buckets"]] == [3]
+    assert info["plan"]["buckets"][0]["table_digest"] == info["card"]["buckets"][0]["table_digest"]
 
 
 async def test_requests_are_answered_and_an_operator_sees_the_card(folder, monkeypatch):
