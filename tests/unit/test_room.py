@@ -101,6 +101,17 @@ def test_more_rows_than_the_kernel_has_are_refused():
         fitting(spec_of(qwen3_moe()), 9, 256, north.chip())
 
 
+def test_rows_too_long_for_the_memory_are_refused_with_lengths_that_fit():
+    with pytest.raises(ConfigError, match=r"the step needs .* has 150\.8 GB") as raised:
+        fitting(north.model(), 8, 262144, north.chip())
+    advised = re.findall(r"(\d+) with `max_num_seqs` (\d)", str(raised.value))
+    assert [int(rows) for _, rows in advised] == [1, 4, 8]
+    tokens, rows = map(int, advised[1])
+    fitting(north.model(), rows, tokens, north.chip())
+    with pytest.raises(ConfigError):
+        fitting(north.model(), rows, tokens + 1024, north.chip())
+
+
 def test_of_a_plan_those_buckets_are_served_that_are_long_enough():
     class Two:
         entries = tuple(
