@@ -213,6 +213,11 @@ class _Checkpoint:
         if found != shape:
             raise ConfigError(f"tensor {name!r} has shape {list(found)}, needed {list(shape)}")
         rows = tensors.rows(name, begin, end) if isinstance(tensors, RowSource) else tensors[name][begin:end]
+        if not rows.is_floating_point() or rows.element_size() < 2:
+            dtype = str(rows.dtype).removeprefix("torch.")
+            raise ConfigError(
+                f"tensor {name!r} is {dtype}, quantized: needed are weights as bfloat16, float16 or float32"
+            )
         return rows.detach().to(self._dtype)
 
     def whole(self, name: str, tensor: str, shape: tuple[int, ...]) -> Piece:

@@ -21,6 +21,8 @@ from runtime.request import FinishReason, Output, RefusedError, Request, Stats, 
 
 log = logging.getLogger(__name__)
 
+ENGINE_THREAD = "engine"
+
 
 class OutputStream:
     """Outputs of one request, of which the last has `finish` set; read by one task.
@@ -83,7 +85,7 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._emptied = asyncio.Event()
         self._is_draining = self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=ENGINE_THREAD, daemon=True)
         self._thread.start()
 
     # the loop's side

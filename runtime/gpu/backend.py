@@ -39,11 +39,16 @@ class GpuBackend:
 
     decodes_ahead = True
 
-    def __init__(self, model: TorchModel, tables: Sequence[Table], *, max_steps: int = MAX_STEPS) -> None:
-        """Take `tables`, of buckets that differ in rows and read the model's weights and pools, as one's own."""
+    def __init__(
+        self, model: TorchModel, tables: Sequence[Table], *, rows: int | None = None, max_steps: int = MAX_STEPS
+    ) -> None:
+        """Take `tables`, of buckets that differ in rows and read the model's weights and pools, as one's own.
+
+        No more than `rows` decode at once, where the largest bucket has seats for more.
+        """
         self.model, self.tables = model, tables
         largest = max((table.step for table in tables), key=lambda step: step.bucket.rows)
-        self.vocab_size, self.rows = model.model.vocab_size, largest.bucket.rows
+        self.vocab_size, self.rows = model.model.vocab_size, min(largest.bucket.rows, rows or largest.bucket.rows)
         self.page_tokens = largest.choices.rounding.page_tokens
         self.windows, _ = layer_groups(model.model)
         self.pages = (len(model.pools[0]),) * len(self.windows)

@@ -6,6 +6,7 @@ small cuts. Says why a model can't be served rather than trying. Needs no card.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from megakernel.assets import asset
 from megakernel.build import BuiltStep, build_step
 from megakernel.config import ConfigError, load_json, load_toml
 from megakernel.hardware import HardwareSpec
+from megakernel.lowering import lower
 from megakernel.model import ModelSpec
 from megakernel.plan import Plan, PlanEntry
 from megakernel.tiling import Choices, Cut, Interleave, Ring, Rounding
@@ -62,12 +64,29 @@ def fitting(model: ModelSpec, rows: int, max_tokens: int, chip: HardwareSpec) ->
             for reason in limits.reasons(model, bucket, each, chip)
         ]
         if not found:
-            return tuple(
-                _measured(model, bucket, each.rounding) or Served(build_step(model, bucket, each, chip))
-                for bucket, each in zip(buckets, choices, strict=True)
-            )
+            try:
+                return tuple(
+                    _measured(model, bucket, each.rounding) or Served(build_step(model, bucket, each, chip))
+                    for bucket, each in zip(buckets, choices, strict=True)
+                )
+            except ConfigError as error:
+                raise ConfigError(f"{error}{_what_fits(model, buckets[-1], choices[-1], chip)}") from None
         last = "\n".join(f"  {reason}" for reason in dict.fromkeys(found))
     raise ConfigError(f"no choices fit this model on {chip.name}:\n{last}")
+
+
+def _what_fits(model: ModelSpec, bucket: Bucket, choices: Choices, chip: HardwareSpec) -> str:
+    """Which lengths the memory has room for beside the weights, where it is short of it; in thousands of tokens."""
+
+    def lacks(kilo: int, rows: int) -> bool:
+        asked = Bucket(rows=rows, max_context_tokens=1024 * kilo, nominal_context_tokens=1024 * kilo)
+        return bool(limits.check_memory(lower(model, asked, choices), chip))
+
+    most = range(1, bucket.max_context_tokens // 1024 + 1)
+    counts = sorted({1, -(-bucket.rows // 2), bucket.rows})
+    fits = [(rows, 1024 * bisect_left(most, x=True, key=lambda kilo: lacks(kilo, rows))) for rows in counts]
+    there = " or ".join(f"{tokens} with `max_num_seqs` {rows}" for rows, tokens in fits if tokens)
+    return f"\nas `max_model_len`, there is room for {there}" if there else ""
 
 
 def _of(plan: Plan, entry: PlanEntry) -> Served:

@@ -21,8 +21,12 @@ def read_card() -> Card:
 
     try:
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    except RuntimeError as error:  # held by one process alone, or lost
-        raise ConfigError(f"the card can't be used: {str(error).splitlines()[0]}") from None
+        torch.cuda.mem_get_info()  # the first call that takes the card
+    except RuntimeError as error:  # held by one process alone, full, or lost
+        raise ConfigError(
+            f"the card can't be used: {str(error).splitlines()[0]}; another process may hold it, which nvidia-smi "
+            "shows: stop that one, or wait"
+        ) from None
     _, version = driver.cuDriverGetVersion()
     kernel_mode = system.get_kernel_mode_driver_version()  # pyright: ignore[reportAttributeAccessIssue]
     return Card(

@@ -65,7 +65,13 @@ def compile_kernel(
     entry = (cache_directory or default_cache()) / key
     if not entry.is_dir():
         cubin, log = _compile(rendered, flags)
-        _publish(entry, {"kernel.cubin": cubin, "resources.json": _RESOURCES.dump_json(read_resources(log))})
+        try:
+            _publish(entry, {"kernel.cubin": cubin, "resources.json": _RESOURCES.dump_json(read_resources(log))})
+        except OSError as error:
+            raise ConfigError(
+                f"{entry.parent}: no kernel can be kept there: {error.strerror}; needed: a folder to write to, which "
+                "XDG_CACHE_HOME can name"
+            ) from None
     resources = _RESOURCES.validate_json((entry / "resources.json").read_bytes())
     check_ceilings(resources, specialization)
     return CompiledKernel((entry / "kernel.cubin").read_bytes(), resources, specialization, architecture)

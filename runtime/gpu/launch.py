@@ -93,6 +93,8 @@ class LoadedTable:
                 driver.CUdevice(device.device_id),
             )
         )
+        if self.blocks_per_sm < 1:
+            raise ConfigError("no block of this kernel fits on an SM of the card: fewer ring stages would")
         self._config = LaunchConfig(
             grid=table.num_sms, block=spec.block_threads, shmem_size=spec.shared_bytes, is_cooperative=True
         )

@@ -6,6 +6,8 @@ compiled while nothing waits for them, and everything has run once when this ret
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +26,7 @@ from runtime.engine.backend import Chunk, Span, Want
 from runtime.gpu.backend import PREFILL_TOKENS, GpuBackend
 from runtime.gpu.buckets import Served, fitting, planned
 from runtime.gpu.card import read_card, reasons
-from runtime.gpu.compile import compile_ahead
+from runtime.gpu.compile import compile_ahead, default_cache
 from runtime.gpu.decoder import Decoder
 from runtime.gpu.presence import absence, present
 from runtime.gpu.room import Memory, need, pages
@@ -100,24 +102,47 @@ def open_card(
     chip = plan.hardware if plan else load_hardware(asset(CHIP))
     card = check_card(chip)
     rows, longest = sizes.rows, sizes.max_tokens
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        raise ConfigError("there is no C compiler, which Triton calls for the prefill: install gcc, or name one in CC")
     served = planned(plan, rows, longest) if plan else fitting(model, rows, longest, chip)
     page_tokens = served[0].step.choices.rounding.page_tokens
     if sizes.block_tokens not in (None, page_tokens):
         raise ConfigError(f"`block_size` is {sizes.block_tokens}; blocks of these tables have {page_tokens} tokens")
     _compile(served, chip)
     count = _pages(card, model, served, sizes)
+    try:
+        backend, step_ms = _loaded(model, pieces, served, chip, rows=rows, count=count)
+    except torch.OutOfMemoryError:
+        raise ConfigError(
+            f"{card.name} had room when the start began and has none now: another process took it, which nvidia-smi "
+            f"shows: stop that one, or lower `gpu_memory_utilization` from {sizes.share:g}"
+        ) from None
+    return Opened(backend, served, card, step_ms)
+
+
+def _loaded(
+    model: ModelSpec,
+    pieces: Callable[[Rounding], Iterable[Piece]] | None,
+    served: Sequence[Served],
+    chip: HardwareSpec,
+    *,
+    rows: int,
+    count: int,
+) -> tuple[GpuBackend, tuple[float, ...]]:
+    """Put weights, `count` pages and tables on the card, and run everything once: a step's milliseconds by table."""
     # the longest bucket has the longest tables of angles, which all share
     order = sorted(range(len(served)), key=lambda idx: -served[idx].step.bucket.max_context_tokens)
     weights = pieces(served[0].step.choices.rounding) if pieces else None
     first = Decoder(served[order[0]].step, chip, weights, pages=count)
     others = {idx: Decoder(served[idx].step, chip, model=first) for idx in order[1:]}
     decoders = [others.get(idx, first) for idx in range(len(served))]
+    os.environ.setdefault("TRITON_CACHE_DIR", str(default_cache().with_name("triton")))
     from runtime.gpu.card_model import CardModel  # noqa: PLC0415 - Triton
 
     prefill = CardModel(model, first.weights(), [first.pool(layer) for layer in range(model.num_layers)])
-    backend = GpuBackend(prefill, decoders)
+    backend = GpuBackend(prefill, decoders, rows=rows)
     _warm(backend)
-    return Opened(backend, served, card, tuple(decoder.time_ms() for decoder in decoders))
+    return backend, tuple(decoder.time_ms() for decoder in decoders)
 
 
 def _compile(served: Sequence[Served], chip: HardwareSpec) -> None:

@@ -5,6 +5,7 @@ Pure: numbers in, numbers or a refusal out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -74,15 +75,18 @@ def pages(memory: Memory, needed: Need, *, share: float, longest: int, asked: in
     """
     taken = memory.total - memory.free
     room = int(memory.total * share) - taken
+    least = -(-longest // needed.page_tokens)
     others = f"; {_gb(taken)} are taken by others: stop them, or wait" if taken > memory.total // 50 else ""
     there = f"{memory.name} has {_gb(memory.total)}, of which `gpu_memory_utilization` lets {share:.0%} be used"
-    if room < needed.fixed:
+    if room < needed.fixed + needed.page:
+        whole = (taken + needed.fixed + least * needed.page) / memory.total
         raise ConfigError(
             f"{there}{others}. Needed: {_gb(needed.weights)} of weights and {_gb(needed.fixed - needed.weights)} of "
-            "scratch, before any KV; serve a smaller model, or on a larger card"
+            f"scratch, and {_gb(least * needed.page)} of KV for one request of {longest} tokens; "
+            + (f"raise `gpu_memory_utilization` to {math.ceil(100 * whole) / 100:g}, " if whole <= 1 else "")
+            + "serve a smaller model, or on a larger card"
         )
     fit = (room - needed.fixed) // needed.page
-    least = -(-longest // needed.page_tokens)
     if asked is not None and asked > fit:
         raise ConfigError(
             f"{there}{others}. {asked} KV blocks take {_gb(asked * needed.page)}; beside the weights {fit} fit: lower "
@@ -92,8 +96,9 @@ def pages(memory: Memory, needed: Need, *, share: float, longest: int, asked: in
     if found < least:
         raise ConfigError(
             f"{there}{others}. One request of {longest} tokens takes {least} KV blocks of {needed.page_tokens} tokens, "
-            f"there are {found}: lower `max_model_len` to {found * needed.page_tokens}"
-            + (", or raise `num_gpu_blocks`" if asked is not None else "")
+            f"there are {found}: "
+            + (f"lower `max_model_len` to {found * needed.page_tokens}" if found else "none is room for a request")
+            + (", or raise `num_gpu_blocks` or `kv_cache_memory_bytes`" if asked is not None else "")
         )
     return found
 

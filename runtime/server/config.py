@@ -6,12 +6,15 @@ Owns names, defaults and bounds. Paths inside a file are relative to it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from megakernel.config import Frozen, parse, read_toml
 from runtime.server.fields import MOST_BIASES
+
+_ORIGIN = r"^(\*|null|[a-z][a-z0-9+.-]*://[^/]+)$"
+"""As browsers send it, without a path: nothing else would ever match."""
 
 
 class Limits(Frozen):
@@ -75,7 +78,7 @@ class ServeConfig(Frozen):
     load_format: Literal["auto", "dummy"] = "auto"
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     plan: str | None = None
-    served_model_name: tuple[str, ...] = ()
+    served_model_name: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     chat_template: str | None = None
@@ -84,7 +87,7 @@ class ServeConfig(Frozen):
     api_key_file: str | None = None
     admin_key_file: str | None = None
     open_metrics: bool = False
-    allowed_origins: tuple[str, ...] = ()
+    allowed_origins: tuple[Annotated[str, Field(pattern=_ORIGIN)], ...] = ()
     reasoning_fields: tuple[str, ...] = ("reasoning", "reasoning_content")
     max_model_len: int | None = Field(default=None, gt=0)
     max_num_seqs: int = Field(default=8, gt=0)

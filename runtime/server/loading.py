@@ -39,12 +39,13 @@ WINDOW_TAILS = 3
 def place(config: ServeConfig, folder: Path) -> ServeConfig:
     """The config with `device` decided, and `max_model_len` as far as a card's default goes.
 
-    ConfigError where a card is asked for and can't be used, or its blocks have another size.
+    ConfigError where the model is none that can be served, or a card is asked for and can't be used.
     """
+    model = read_model(folder)
     if config.device != "cpu":
         why = _no_card()
         if why is None:
-            longest = config.max_model_len or min(read_model(folder).max_context_tokens, CARD_TOKENS)
+            longest = config.max_model_len or min(model.max_context_tokens, CARD_TOKENS)
             return config.model_copy(update={"device": "cuda", "max_model_len": longest})
         if config.device == "cuda":
             raise ConfigError(f"`device` is cuda: {why}")
@@ -148,6 +149,12 @@ def page_counts(model: ModelSpec, config: ServeConfig, max_model_len: int) -> tu
     row_blocks = [-(-min(window + block, max_model_len) // block) + 1 if window else -(-max_model_len // block)
                   for window in windows]  # fmt: skip
     if config.num_gpu_blocks is not None:
+        least = max((each for each, window in zip(row_blocks, windows, strict=True) if window is None), default=0)
+        if config.num_gpu_blocks < least:
+            raise ConfigError(
+                f"`num_gpu_blocks` is {config.num_gpu_blocks}; one request of {max_model_len} tokens takes {least} "
+                f"blocks of {block}: raise it, or lower `max_model_len` to {config.num_gpu_blocks * block}"
+            )
         return tuple(config.num_gpu_blocks if window is None else WINDOW_TAILS * rows * each
                      for window, each in zip(windows, row_blocks, strict=True))  # fmt: skip
     cost = [count * page_bytes(model, block, _ELEMENT_BYTES) for count in layers]

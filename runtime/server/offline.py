@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from megakernel.config import ConfigError
 from runtime.parsing import Content, Reasoning
 from runtime.request import RefusedError
@@ -16,7 +18,7 @@ from runtime.server.checkpoint import load_text
 from runtime.server.choices import Run
 from runtime.server.completions import encode_prompts, text_wishes
 from runtime.server.config import ServeConfig
-from runtime.server.errors import ApiError
+from runtime.server.errors import ApiError, from_validation
 from runtime.server.loading import load_engine, place
 from runtime.server.metrics import Metrics
 from runtime.server.plan import under_plan
@@ -54,11 +56,16 @@ def generate(config: ServeConfig, prompt: str, asked: dict[str, Any], *, raw: bo
 
 async def _pieces(service: Service, prompt: str, asked: dict[str, Any], *, raw: bool) -> AsyncGenerator[str, None]:
     given = {name: value for name, value in asked.items() if value is not None}
-    if raw:
-        body = CompletionRequest.model_validate({"prompt": prompt, **given})
+    try:
+        if raw:
+            body = CompletionRequest.model_validate({"prompt": prompt, **given})
+        else:
+            body = ChatRequest.model_validate({"messages": [{"role": "user", "content": prompt}], **given})
+    except ValidationError as error:
+        raise from_validation(error) from None
+    if isinstance(body, CompletionRequest):
         tokens, wishes = (await encode_prompts(service, body))[0], await text_wishes(service, body)
     else:
-        body = ChatRequest.model_validate({"messages": [{"role": "user", "content": prompt}], **given})
         tokens = (await render_chat(service, body)).tokens
         wishes = await chat_wishes(service, body, tokens)
     choices = choices_of(service, body, Identity.new("offline", "0", service.text.names[0]), [tokens], wishes)

@@ -8,9 +8,11 @@ event; a second signal ends at once. Both exit 0. A failed step of the engine fa
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -23,6 +25,7 @@ import uvicorn
 
 from megakernel.config import ConfigError
 from runtime.engine import AsyncEngine
+from runtime.engine.async_engine import ENGINE_THREAD
 from runtime.server.app import make_app
 from runtime.server.auth import KeyRing
 from runtime.server.checkpoint import load_text
@@ -39,6 +42,7 @@ log = logging.getLogger(__name__)
 API_KEYS, ADMIN_KEYS = "COUNTERPOINT_API_KEY", "COUNTERPOINT_ADMIN_KEY"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _WATCH_SECONDS = 0.1
+_LOADER = "load"
 TEXT_THREADS = 4
 """Threads for texts too long for the loop: encoding the longest body takes half a gigabyte, some of which stays."""
 _LAST_WORDS_SECONDS = 2.0
@@ -71,7 +75,18 @@ def serve(config: ServeConfig, say: Callable[[str], None]) -> int:
             **http_settings(),
         )
         host_process = Host(application, service, lambda: load_engine(folder, service))
-        return asyncio.run(host_process.live(bound))
+        code = asyncio.run(host_process.live(bound))
+    if any(thread.name in (_LOADER, ENGINE_THREAD) for thread in threading.enumerate()):
+        _leave(code)
+    return code
+
+
+def _leave(code: int) -> None:
+    """End the process beside a thread that computes: the interpreter's own end would abort it inside its C++."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def checkpoint_folder(config: ServeConfig, scratch: Path) -> Path:
@@ -106,7 +121,11 @@ def _bind(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         bound = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port") from None
+        is_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        other = "--host: an address of this machine, or 0.0.0.0" if is_host else "--port, or 0 for any free one"
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another {other}"
+        ) from None
     bound.settimeout(0)
     return bound
 
@@ -132,6 +151,8 @@ class Host(uvicorn.Server):
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
+        if self.force_exit:
+            logging.getLogger("uvicorn.error").disabled = True  # it takes what is cancelled now for failed
         for task in self.server_state.tasks:  # what a second signal has left over
             task.cancel()
         engine = self._service.engine
@@ -199,5 +220,5 @@ async def _on_daemon(work: Callable[[], AsyncEngine]) -> AsyncEngine:
         with suppress(RuntimeError):  # the loop may be gone
             loop.call_soon_threadsafe(settle, result, error)
 
-    threading.Thread(target=run, name="load", daemon=True).start()
+    threading.Thread(target=run, name=_LOADER, daemon=True).start()
     return await done

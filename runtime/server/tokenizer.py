@@ -53,8 +53,12 @@ class TextTokenizer:
 
         try:
             loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{folder}: no tokenizer can be read: {str(error).partition(chr(10))[0]}") from None
+        except Exception as error:  # noqa: BLE001 - of a damaged file, transformers raises what came of it
+            said = f"{type(error).__name__}: {error}".partition("\n")[0].rstrip(": ")
+            raise ConfigError(
+                f"{folder}: no tokenizer can be read ({said}); needed: the checkpoint's tokenizer.json and "
+                "tokenizer_config.json, whole"
+            ) from None
         backend = getattr(loaded, "backend_tokenizer", None)
         if backend is None:
             raise ConfigError(f"{folder}: the tokenizer has no tokenizer.json, which this server needs")

@@ -107,3 +107,14 @@ def test_a_constant_that_cannot_be_is_refused_by_the_compiler(cache):
 
 def test_the_committed_header_is_what_the_host_packs():
     assert asset("csrc/abi.cuh").read_text(encoding="utf-8") == render()
+
+
+def test_a_cache_that_can_t_be_written_is_named(tmp_path, monkeypatch):
+    from runtime.gpu import compile as compiling
+
+    monkeypatch.setattr(compiling, "_compile", lambda _rendered, _flags: (b"cubin", f"'{compiling.ENTRY}'"))
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"file: no kernel can be kept there: .*XDG_CACHE_HOME can name$"):
+        compiling.compile_kernel(
+            specialize(small.build(), small.chip(), KernelOptions()), "sm_90a", cache_directory=tmp_path / "file"
+        )

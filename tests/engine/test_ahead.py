@@ -58,10 +58,15 @@ def test_a_cancelled_row_leaves_the_launch_and_the_others_go_on_in_it():
     for _ in range(4):
         step(core, answers)
     made = sum(map(len, launches(backend)))
+    rows, before = backend.tables[1].memory, list(backend.tables[1].memory.positions)
+    assert rows.active == [True, True]
     core.abort("a")
-    for _ in range(8):
+    assert core.stats().running == 1, "its pages are others' at once"
+    while all(rows.active):
         step(core, answers)
-    assert sum(backend.tables[1].memory.active) == 1, "nobody decodes what nobody reads"
+    gone = rows.active.index(False)
+    assert rows.positions[gone] - before[gone] <= 1, "a step that had begun, and no other"
+    assert sum(rows.active) == 1, "nobody decodes what nobody reads"
     finish(core, answers)
     assert answers["a"].finish is FinishReason.ABORT
     assert answers["b"].tokens == mixed_reply([ord("b"), *PROMPT], 40)

@@ -66,3 +66,17 @@ def test_what_is_missing_or_damaged_is_named(tmp_path) -> None:
     for shard in tmp_path.glob("*.safetensors"):
         shard.unlink()
     assert "no *.safetensors" in refusal()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2, torch.bool])
+def test_quantized_weights_are_refused_by_name_rather_than_read_as_numbers(dtype) -> None:
+    """Their scales lie elsewhere: cast to bfloat16 they would be another model, which answers all the same."""
+    model, spec, _ = tiny("qwen3_moe")
+    rounding = tiny_models.choices_for(spec).rounding
+    tensors = dict(model.state_dict())
+    name = "model.layers.1.self_attn.o_proj.weight"
+    for plain in (torch.float32, torch.float16, torch.bfloat16):
+        pack_weights(spec, {**tensors, name: tensors[name].to(plain)}, rounding, torch.float32)
+    said = str(dtype).removeprefix("torch.")
+    with pytest.raises(ConfigError, match=rf"tensor '{name}' is {said}, quantized: needed are weights as bfloat16"):
+        pack_weights(spec, {**tensors, name: tensors[name].to(dtype)}, rounding, torch.float32)

@@ -52,6 +52,7 @@ ORDERS = st.fixed_dictionaries(
         "priority": st.integers(0, 1),
         "choices": st.integers(1, 3),
         "patience": st.sampled_from([None, None, 3]),
+        "logprobs": st.sampled_from([None, None, 1]),  # the host draws, as for a mask
     }
 )
 
@@ -104,6 +105,7 @@ class Machine(RuleBasedStateMachine):
                 priority=order["priority"],
                 deadline=deadline,
                 group=name,
+                logprobs=order["logprobs"],
             )
             if self.draining:
                 with pytest.raises(UnavailableError):

@@ -55,6 +55,9 @@ def test_the_documented_opencode_file_is_json():
         ({"port": 70_000}, "less than or equal to 65535"),
         ({"limits": {"stops": -1}}, "`limits.stops`"),
         ({"waits": {"drain_s": "long"}}, "`waits.drain_s`"),
+        ({"served_model_name": ["a", ""]}, "`served_model_name.1`"),
+        ({"allowed_origins": ["https://app.example/"]}, "`allowed_origins.0`"),
+        ({"allowed_origins": ["app.example"]}, "`allowed_origins.0`"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(data, message):
@@ -89,6 +92,22 @@ def test_a_checkpoint_without_a_template_does_not_start(demo, tmp_path):
         load_text(tmp_path, ServeConfig())
 
 
+@pytest.mark.parametrize("origin", ["*", "null", "http://localhost:3000", "https://app.example", "tauri://localhost"])
+def test_origins_that_a_browser_sends_are_taken(origin):
+    assert make_config({"allowed_origins": [origin]}, {}).allowed_origins == (origin,)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", [b"null", b"[]", b"3", b"{", b"\xff", b'{"added_tokens_decoder": 1}'])
+def test_whatever_is_wrong_with_a_tokenizer_is_said_in_a_line(name, content, demo, tmp_path):
+    for path in demo.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=r"no tokenizer can be read \(\w+: .*needed: .*tokenizer\.json") as raised:
+        load_text(tmp_path, ServeConfig())
+    assert "\n" not in str(raised.value)
+
+
 def test_kv_pages_go_to_windows_first_and_one_long_request_must_fit(demo):
     model = read_model(demo)
     full, window = page_counts(model, ServeConfig(max_num_seqs=4), 8192)
@@ -102,3 +121,6 @@ def test_kv_pages_go_to_windows_first_and_one_long_request_must_fit(demo):
     with pytest.raises(ConfigError, match="too little for one request of 8192 tokens"):
         page_counts(model, ServeConfig(max_num_seqs=4, kv_cache_memory_bytes=least - 1), 8192)
     assert page_counts(model, ServeConfig(max_num_seqs=4, num_gpu_blocks=200), 8192) == (200, window)
+    assert page_counts(model, ServeConfig(max_num_seqs=4, num_gpu_blocks=128), 8192) == (128, window)
+    with pytest.raises(ConfigError, match=r"takes 128 blocks of 64: raise it, or lower `max_model_len` to 8128"):
+        page_counts(model, ServeConfig(max_num_seqs=4, num_gpu_blocks=127), 8192)

@@ -360,6 +360,9 @@ async def test_the_process_serves_the_demo_model_and_exits_0_at_once_on_a_second
         (["--api-key-file", "absent"], "cannot be read"),
         (["--api-key", ""], "an API key is empty"),
         (["--block-size", "7"], "multiple of 8"),
+        (["--num-gpu-blocks", "1"], "lower `max_model_len` to 64"),
+        (["--host", "no-such-host.invalid"], "choose another --host"),
+        (["--host", "192.0.2.1"], "choose another --host"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch):
@@ -387,6 +390,88 @@ def test_a_port_in_use_is_told(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         result = CliRunner().invoke(app, ["serve", "--port", str(taken.getsockname()[1])])
         assert "choose another --port" in str(result.exception)
+
+
+BUSY = """
+import torch
+from runtime.engine.cpu_backend import CpuBackend
+from runtime.server import run
+block, decode = torch.empty(10**7), CpuBackend.decode
+def loads_for_ever(folder, service):
+    while True:
+        block.normal_()
+def decodes_slowly(*arguments):
+    for _ in range(100):
+        block.normal_()
+    return decode(*arguments)
+"""
+
+
+async def test_a_signal_while_the_model_loads_ends_the_process_with_0():
+    """The thread that loads is inside torch; the interpreter's end would abort the process there."""
+    running = Process(before=f"{BUSY}\nrun.load_engine = loads_for_ever")
+    try:
+        async with httpx.AsyncClient(base_url=running.url(), timeout=30) as client:
+            assert (await client.get("/health")).status_code == 200
+            running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(20) == 0
+        assert "terminate" not in running.process.stderr.read()
+    finally:
+        running.end()
+
+
+async def test_a_second_signal_inside_a_step_ends_the_process_with_0_and_no_traceback():
+    running = Process(before=f"{BUSY}\nCpuBackend.decode = decodes_slowly")
+    try:
+        async with httpx.AsyncClient(base_url=running.url(), timeout=30) as client:
+            await running.ready(client)
+            body = {"prompt": "a", "stream": True, "ignore_eos": True, "max_tokens": 500}
+            async with client.stream("POST", TEXT, json=body) as response:
+                await anext(response.aiter_lines())
+                running.process.send_signal(signal.SIGTERM)
+                while (await client.get("/ready")).status_code != 503:
+                    await asyncio.sleep(0.01)
+                running.process.send_signal(signal.SIGTERM)
+                assert running.process.wait(20) == 0
+        said = running.process.stderr.read()
+        assert "Traceback" not in said
+        assert "terminate" not in said
+    finally:
+        running.end()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("hidden_size", "a"), ("model_type", "llama"), ("layer_types", None), ("vocab_size", None)]
+)
+def test_a_model_that_can_t_be_served_is_refused_before_a_socket_is_opened(name, value, tmp_path):
+    import json
+
+    from runtime.demo import write_checkpoint
+
+    write_checkpoint(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {name: value}))
+    running = Process(str(tmp_path))
+    try:
+        assert running.process.wait(60) == 2
+        assert running.process.stdout.read() == ""
+        (line,) = [each for each in running.process.stderr.read().splitlines() if not each.startswith("{")]
+        assert line.startswith(f"error: {tmp_path}: ")
+        assert f"`{name}`" in line
+    finally:
+        running.end()
+
+
+@pytest.mark.parametrize("arguments", [["--max-tokens", "0"], ["--temperature", "-1", "--raw"], ["--seed", str(2**70)]])
+def test_generate_refuses_what_a_server_would(arguments):
+    from typer.testing import CliRunner
+
+    from megakernel.config import ConfigError
+    from runtime.cli import app
+
+    result = CliRunner().invoke(app, ["generate", "hello", *arguments])
+    assert isinstance(result.exception, ConfigError), result.output
+    assert arguments[0].strip("-").replace("-", "_") in str(result.exception)
 
 
 def test_generate_gives_the_same_text_for_the_same_seed():

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 
 import pytest
+import torch
+from support import north
+from support.plans import plan_of
 from support.pretend_card import CARD, pretend
 from support.process import Process
 from support.served_model import client_of, open_service, write_rounded
 from support.serving import Stream, hosted
 
-from megakernel.config import ConfigError
+from megakernel.config import ConfigError, pretty_json
+from megakernel.families import read_model
+from megakernel.workload import Bucket
+from runtime.gpu.buckets import fitting
 from runtime.gpu.launch import KernelStoppedError
 from runtime.server.config import ServeConfig
 from runtime.server.loading import CARD_TOKENS, place
@@ -83,6 +90,61 @@ def test_sizes_that_can_t_be_are_refused_at_the_start(settings, free, message, f
     pretend(monkeypatch, free=free)
     with pytest.raises(ConfigError, match=message):
         open_service(folder, **SIZES | settings)
+
+
+def test_without_a_compiler_the_start_is_refused_before_weights_are_read(folder, monkeypatch):
+    pretend(monkeypatch)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ConfigError, match=r"no C compiler, .* install gcc, or name one in CC"):
+        open_service(folder, **SIZES)
+
+
+def test_memory_that_another_process_takes_during_the_start_is_told(folder, monkeypatch):
+    pretend(monkeypatch)
+
+    def full(*_args, **_more):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 60.00 GiB.\nGPU 0 has a total capacity of")
+
+    monkeypatch.setattr("runtime.gpu.opening.Decoder", full)
+    with pytest.raises(ConfigError, match=r"has none now: another .* lower `gpu_memory_utilization` from 0\.9$"):
+        open_service(folder, **SIZES)
+
+
+@pytest.mark.parametrize("named", [None, "/elsewhere"])
+def test_triton_s_kernels_are_kept_beside_ours_unless_an_operator_names_a_folder(named, folder, tmp_path, monkeypatch):
+    """A service has no home to write to, and a container's is lost with it."""
+    pretend(monkeypatch)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(named))
+    if named is None:
+        monkeypatch.delenv("TRITON_CACHE_DIR")
+    open_service(folder, **SIZES).engine.close()
+    assert os.environ["TRITON_CACHE_DIR"] == (named or str(tmp_path / "counterpoint" / "triton"))
+
+
+async def test_no_more_rows_run_than_an_operator_allows_whatever_seats_a_plan_s_bucket_has(
+    folder, tmp_path, monkeypatch
+):
+    pretend(monkeypatch)
+    model = read_model(folder)
+    bucket = Bucket(rows=3, max_context_tokens=256, nominal_context_tokens=128)
+    (step,) = (each.step for each in fitting(model, 3, 256, north.chip()) if each.step.bucket.rows == 3)
+    assert step.bucket == bucket
+    path = tmp_path / "plan.json"
+    path.write_text(pretty_json(plan_of(step, north.chip())), encoding="utf-8")
+    service = open_service(folder, device="cuda", plan=str(path), max_num_seqs=2)
+    try:
+        async with client_of(service) as served:
+            info = (await served.client.get("/server_info")).json()
+            body = {"max_tokens": 4, "temperature": 0, "ignore_eos": True, "prompt": [[5], [6], [7]]}
+            answer = await served.post("/v1/completions", body)
+            assert answer.json()["usage"]["completion_tokens"] == 12
+    finally:
+        service.engine.close()
+    assert info["rows"] == 2
+    assert [each["rows"] for each in info["card"]["buckets"]] == [3]
+    assert info["plan"]["buckets"][0]["table_digest"] == info["card"]["buckets"][0]["table_digest"]
 
 
 async def test_requests_are_answered_and_an_operator_sees_the_card(folder, monkeypatch):

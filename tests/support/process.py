@@ -15,9 +15,11 @@ import httpx2 as httpx
 class Process:
     """A server on any free port; `end` it."""
 
-    def __init__(self, *arguments: str, stderr: IO[str] | int = subprocess.PIPE, **environment: str) -> None:
-        """Start it with these arguments and variables."""
-        code = "from runtime.cli import main; main()"
+    def __init__(
+        self, *arguments: str, stderr: IO[str] | int = subprocess.PIPE, before: str = "", **environment: str
+    ) -> None:
+        """Start it with these arguments and variables; `before` is code that runs first."""
+        code = f"{before}\nfrom runtime.cli import main; main()"
         root = Path(__file__).parents[2]
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, "serve", "--port", "0", *arguments],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from support import north
 from support.plans import north_plan
@@ -38,7 +40,15 @@ def test_as_many_pages_fit_as_the_share_leaves_and_no_more_than_are_of_use():
             {"memory": Memory("H200", 150 * 10**9, 20 * 10**9)},
             r"130\.0 GB are taken by others: stop.*61\.0 GB of w",
         ),
-        ({"memory": Memory("L40", 48 * 10**9, 48 * 10**9)}, r"L40 has 48\.0 GB.*61\.0 GB of weights.*smaller model"),
+        (
+            {"memory": Memory("L40", 48 * 10**9, 48 * 10**9)},
+            r"L40 has 48\.0 GB.*61\.0 GB of weights.*tokens; serve a s",
+        ),
+        (
+            {"share": 0.4},
+            r"lets 40% be used\. .* 1\.5 GB of KV.*raise `gpu_memory_utilization` to 0\.46, serve",
+        ),
+        ({"asked": 0}, r"there are 0: none is room for a request, or raise .*`kv_cache_memory_bytes`$"),
         ({"asked": 10**5}, r"100000 KV blocks take 600\.0 GB; beside the weights \d+ fit: lower `num_gpu_blocks`"),
         ({"needed": Need(131 * 10**9, 0, 6 * 10**8, 64)}, r"takes 256 KV blocks.*lower `max_model_len` to 64$"),
         ({"asked": 200}, r"takes 256 KV blocks of 64 tokens, there are 200: lower `max_model_len` to 12800.*or raise"),
@@ -47,6 +57,17 @@ def test_as_many_pages_fit_as_the_share_leaves_and_no_more_than_are_of_use():
 def test_what_does_not_fit_is_refused_with_what_would(given, message):
     with pytest.raises(ConfigError, match=message):
         found(**given)
+
+
+def test_what_is_advised_fits():
+    """Whatever share is given: the share that the refusal names is enough, and one hundredth less is not."""
+    for share in (0.01, 0.2, 0.43, 0.44):
+        with pytest.raises(ConfigError) as raised:
+            found(share=share)
+        advised = float(re.findall(r"`gpu_memory_utilization` to (0\.\d+)", str(raised.value))[0])
+        assert found(share=advised) >= 256
+        with pytest.raises(ConfigError):
+            found(share=advised - 0.01)
 
 
 def test_north_takes_what_its_parameters_say():
@@ -78,6 +99,17 @@ def test_tables_for_all_numbers_of_rows_share_their_rounding():
 def test_more_rows_than_the_kernel_has_are_refused():
     with pytest.raises(ConfigError, match=r"`max_num_seqs` is 9; the kernel decodes at most 8"):
         fitting(spec_of(qwen3_moe()), 9, 256, north.chip())
+
+
+def test_rows_too_long_for_the_memory_are_refused_with_lengths_that_fit():
+    with pytest.raises(ConfigError, match=r"the step needs .* has 150\.8 GB") as raised:
+        fitting(north.model(), 8, 262144, north.chip())
+    advised = re.findall(r"(\d+) with `max_num_seqs` (\d)", str(raised.value))
+    assert [int(rows) for _, rows in advised] == [1, 4, 8]
+    tokens, rows = map(int, advised[1])
+    fitting(north.model(), rows, tokens, north.chip())
+    with pytest.raises(ConfigError):
+        fitting(north.model(), rows, tokens + 1024, north.chip())
 
 
 def test_of_a_plan_those_buckets_are_served_that_are_long_enough():
@@ -138,6 +170,20 @@ def test_a_shipped_plan_s_step_is_taken_if_a_card_timed_it_and_its_rounding_is_a
 def test_what_is_missing_is_named(there, message):
     with pytest.raises(AssertionError, match=message):
         raise AssertionError(absence(there))
+
+
+def test_a_card_that_another_process_holds_alone_is_told(monkeypatch):
+    torch, card = pytest.importorskip("torch"), pytest.importorskip("runtime.gpu.card")
+    pytest.importorskip("cuda.bindings")
+
+    def taken():
+        raise RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable\nCUDA kernel errors might be")
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", taken)
+    with pytest.raises(ConfigError, match=r"can't be used: .* busy or unavailable; another .* stop that one, or wait$"):
+        card.read_card()
 
 
 def test_a_card_that_can_be_asked_is_no_absence():
