@@ -16,7 +16,7 @@ from collections.abc import Callable
 from megakernel.hardware import HardwareSpec
 from simulator.memory import Memory
 from simulator.program import Program
-from simulator.timer import Clock, Timer
+from simulator.timer import Action, Clock, Timer
 
 
 class Counters:
@@ -43,16 +43,16 @@ class Counters:
         for wait in sorted(program.waits, key=lambda wait: (wait.counter, wait.need)):
             self._awaited[wait.counter].add(wait.need)
         self._seen: set[tuple[int, int]] = set()
-        self._waiting: dict[tuple[int, int], list[Callable[[], None]]] = {}
+        self._waiting: dict[tuple[int, int], list[Action]] = {}
 
-    def leaves_ns(self, now_ns: float, in_flight_until_ns: float) -> float:
+    def leaves_ns(self, now_ns: float, in_flight_until: Callable[[float], float]) -> float:
         """When an arrival that is begun now leaves its SM, and lets go of the threads that send it.
 
-        A release, or a fence, waits until the SM's copies in flight have landed, at `in_flight_until_ns`. A result that
-        is read back waits for its trip to L2 alone, a relaxed arrival for nothing.
+        A release, or a fence, waits until the SM's copies in flight have landed, as `in_flight_until` tells. A result
+        that is read back waits for its trip to L2 alone, a relaxed arrival for nothing.
         """
         if self._arrival in {"release", "fence"}:
-            landed_ns = max(now_ns, in_flight_until_ns)
+            landed_ns = max(now_ns, in_flight_until(now_ns))
             return landed_ns + self._fence_ns + self._fence_queue_share * self._memory.backlog_ns(now_ns)
         if self._arrival == "read_back":
             return now_ns + self._read_back_ns + self._read_back_queue_share * self._memory.backlog_ns(now_ns)
@@ -75,21 +75,19 @@ class Counters:
         """Whether a poll now finds the counter at `need`."""
         return need <= 0 or (counter, need) in self._seen
 
-    def poll(self, start_ns: float, action: Callable[[], None]) -> None:
-        """Call `action` once a thread that starts at `start_ns` has found that its wait is already met."""
-        now_ns = self._env.now_ns
-        trip_ns = self._poll_ns + 2.0 * self._poll_queue_share * self._memory.backlog_ns(now_ns)
-        Timer(self._env, lambda _: action()).arm(start_ns + trip_ns, now_ns)
+    def poll_ns(self, now_ns: float) -> float:
+        """How long a thread takes to find that its wait is already met."""
+        return self._poll_ns + 2.0 * self._poll_queue_share * self._memory.backlog_ns(now_ns)
 
-    def when_met(self, counter: int, need: int, action: Callable[[], None]) -> None:
+    def when_met(self, counter: int, need: int, action: Action) -> None:
         """Call `action` once the SM has seen the counter at `need`; the counter must not be there yet."""
         self._waiting.setdefault((counter, need), []).append(action)
 
     def _answer(self, key: tuple[int, int], now_ns: float) -> None:
         """Let the counter's value travel to the SMs that poll it."""
-        Timer(self._env, lambda _: self._see(key)).arm(now_ns + self._idle_ns, now_ns)
+        Timer(self._env, lambda now_ns: self._see(key, now_ns)).arm(now_ns + self._idle_ns, now_ns)
 
-    def _see(self, key: tuple[int, int]) -> None:
+    def _see(self, key: tuple[int, int], now_ns: float) -> None:
         self._seen.add(key)
         for action in self._waiting.pop(key, ()):
-            action()
+            action(now_ns)

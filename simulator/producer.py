@@ -33,6 +33,7 @@ class Shared:
     batch_copies: int
     slots: int
     follow_ns: float
+    longest_turn: int
 
 
 class Sink(Protocol):
@@ -41,15 +42,15 @@ class Sink(Protocol):
     run: int
     running: int
 
-    def open_record(self, record_idx: int) -> None:
+    def open_record(self, record_idx: int, now_ns: float) -> None:
         """The record's load waits are met, so that its run may begin."""
         ...
 
-    def keep(self, record_idx: int, first: int, num: int, landed_ns: float) -> None:
-        """Copies `first` to `first + num - 1` are a later record's and will have landed at `landed_ns`."""
+    def keep(self, record_idx: int, num: int, landed_ns: float) -> None:
+        """The next copies are a later record's and will have landed at `landed_ns`."""
         ...
 
-    def consume(self, first: int, num: int, landed_ns: float, now_ns: float) -> None:
+    def consume(self, num: int, landed_ns: float, now_ns: float) -> None:
         """They are the running record's."""
         ...
 
@@ -63,11 +64,11 @@ class Producer:
         "_batch_copies",
         "_batch_last_ns",
         "_cap",
+        "_cap_free_ns",
         "_copy_bytes",
         "_copy_latency_ns",
         "_counters",
         "_delays",
-        "_env",
         "_follow_ns",
         "_has_polled",
         "_held_bytes",
@@ -83,6 +84,7 @@ class Producer:
         "_newest_ns",
         "_newest_step_ns",
         "_open_timer",
+        "_poll_timer",
         "_port_free_ns",
         "_port_ns_per_byte",
         "_read",
@@ -91,7 +93,7 @@ class Producer:
         "_ring_full",
         "_sink",
         "_slots",
-        "_stages",
+        "_stage_free_ns",
         "_straggle_ns",
         "_straggle_queue_share",
         "_straggler",
@@ -104,14 +106,14 @@ class Producer:
     def __init__(self, shared: Shared, sm: int, records: tuple[Record, ...], ring: RingState, times: SmTimes) -> None:
         """Wire it to the ring it fills; `start` sets it going."""
         env, costs = shared.env, shared.chip.costs
-        self._env = env
         self._read = shared.memory.read
         self._counters = shared.counters
         self._records = records
         self._ring = ring
+        self._stage_free_ns = ring.stage_free_ns
+        self._cap_free_ns = ring.cap_free_ns
         self._times = times
         self._copy_bytes = shared.ring.copy_bytes
-        self._stages = shared.ring.stages
         self._cap = shared.ring.cap_copies or 0  # 0: none
         self._batch_copies = ring.batch_copies
         self._batch_bytes = ring.batch_copies * self._copy_bytes
@@ -132,7 +134,7 @@ class Producer:
         self._follow_ns = shared.follow_ns
         self.awaits_end = False  # of a run, so that a slot is free
         self.awaits_run = False  # of the record being loaded
-        self._issued: int = 0  # copies
+        self._issued: int = 0  # copies, beside those that the ring has forgotten
         self._batch: int = 0  # copies that the issue timer waits for
         self._batch_last_ns: float = 0.0  # when the last of them is issued
         self._port_free_ns: float = 0.0
@@ -142,11 +144,12 @@ class Producer:
         self._ring_full = False
         self._issue_timer = Timer(env, self._issue)
         self._open_timer = Timer(env, self._open_after_work)
+        self._poll_timer = Timer(env, self._begin_load)
 
     def start(self, sink: Sink) -> None:
         """Begin with the first record."""
         self._sink = sink
-        self._begin_load()
+        self._begin_load(0.0)
 
     def stages_freed(self, now_ns: float) -> None:
         """Go on if the ring was full."""
@@ -154,10 +157,10 @@ class Producer:
             self._ring_full = False
             self._plan_issue(now_ns)
 
-    def run_ended(self) -> None:
+    def run_ended(self, now_ns: float) -> None:
         """Go on if a record had to end first."""
         self.awaits_end = False
-        self._begin_load()
+        self._begin_load(now_ns)
 
     def run_started(self, now_ns: float) -> None:
         """Go on if the rest of the record's bytes waited for its run."""
@@ -174,7 +177,7 @@ class Producer:
         landed_ns = self._landed_ns
         return landed_ns if landed_ns > newest_ns else newest_ns
 
-    def _begin_load(self) -> None:
+    def _begin_load(self, now_ns: float) -> None:
         records = self._records
         while (load := self.load) < len(records):
             if load - self._sink.run >= self._slots:
@@ -186,36 +189,38 @@ class Producer:
             for wait in waits:
                 if not self._counters.is_met(wait.counter, wait.need):
                     self._has_polled = True
-                    self._load_since_ns = self._env.now_ns
+                    self._load_since_ns = now_ns
                     self._counters.when_met(wait.counter, wait.need, self._load_wait_over)
                     return
             if waits and not self._has_polled:
                 self._has_polled = True
-                self._counters.poll(max(self._env.now_ns, self._batch_last_ns), self._begin_load)
+                trip_ns = self._counters.poll_ns(now_ns)
+                self._poll_timer.arm(max(now_ns, self._batch_last_ns) + trip_ns, now_ns)
                 return
             if record.load_work_ns > 0.0:
-                now_ns = self._env.now_ns
                 self._open_timer.arm(max(now_ns, self._batch_last_ns) + record.load_work_ns, now_ns)
                 return
-            if self._open_record():
+            if self._open_record(now_ns):
                 return
 
-    def _load_wait_over(self) -> None:
-        self._times.load_wait_ns += self._env.now_ns - self._load_since_ns
-        self._begin_load()
+    def _load_wait_over(self, now_ns: float) -> None:
+        self._times.load_wait_ns += now_ns - self._load_since_ns
+        self._begin_load(now_ns)
 
-    def _open_after_work(self, _: float) -> None:
-        if not self._open_record():
-            self._begin_load()
+    def _open_after_work(self, now_ns: float) -> None:
+        if not self._open_record(now_ns):
+            self._begin_load(now_ns)
 
-    def _open_record(self) -> bool:
+    def _open_record(self, now_ns: float) -> bool:
         """Let the record's copies be issued and its run begin; whether there are copies to issue."""
-        now_ns = self._env.now_ns
         load = self.load
         record = self._records[load]
         times = self._times
         times.load_start_ns[load] = times.landed_ns[load] = now_ns
         load_bytes = record.load_bytes
+        forgotten = self._ring.forget(self._issued)
+        self._issued -= forgotten
+        self._straggler += forgotten * COPY_STRIDE
         if load_bytes:
             self._batch_last_ns += self._follow_ns
             ahead = record.ahead_bytes
@@ -230,7 +235,7 @@ class Producer:
         else:
             self.load = load + 1
             self._has_polled = False
-        self._sink.open_record(load)
+        self._sink.open_record(load, now_ns)
         return load_bytes > 0
 
     def _plan_issue(self, now_ns: float) -> None:
@@ -241,11 +246,11 @@ class Producer:
 
     def _next_issue_ns(self, now_ns: float) -> float | None:
         """Plan the next batch: when its first copy can be issued, or None if the ring is full."""
-        first, ring = self._issued, self._ring
-        num = self._batch_copies
+        first, num = self._issued, self._batch_copies
         if self._left_bytes < self._batch_bytes:
             num = -(-self._left_bytes // self._copy_bytes)
-        room = ring.consumed + self._stages - first
+        free_ns = self._stage_free_ns
+        room = len(free_ns) - first  # stages whose time of use is known
         if room < num:
             if room <= 0:
                 self._ring_full = True
@@ -257,13 +262,12 @@ class Producer:
         if first_ns < now_ns:
             first_ns = now_ns
         last = first + num - 1
-        free_ns = ring.stage_free_ns
         last_ns = free_ns[last]
         at_ns = free_ns[first]
         if at_ns > first_ns:
             first_ns = at_ns
         if self._cap:
-            free_ns = ring.cap_free_ns
+            free_ns = self._cap_free_ns
             at_ns = free_ns[last]
             if at_ns > last_ns:
                 last_ns = at_ns
@@ -280,33 +284,34 @@ class Producer:
 
     def _issue(self, now_ns: float) -> float | None:  # noqa: C901, PLR0912, PLR0915 - no calls to spare per batch
         """Book the batch whose first copy is issued now; when the next one is, if it can be."""
-        num, first, load = self._batch, self._issued, self.load
-        num_bytes = num * self._copy_bytes
-        if num_bytes > self._left_bytes:
-            num_bytes = self._left_bytes
+        num, load = self._batch, self.load
+        num_bytes, left_bytes = num * self._copy_bytes, self._left_bytes
+        if num_bytes > left_bytes:
+            num_bytes = left_bytes
         last_ns = self._batch_last_ns
         served_ns, backlog_ns = self._read(now_ns, last_ns, num_bytes)
         straggle_ns = self._straggle_ns + self._straggle_queue_share * backlog_ns
-        at_ns = served_ns + self._copy_latency_ns
-        port_ns = self._port_free_ns + num_bytes * self._port_ns_per_byte
+        latency_ns, port_free_ns = self._copy_latency_ns, self._port_free_ns
+        at_ns = served_ns + latency_ns
+        port_ns = port_free_ns + num_bytes * self._port_ns_per_byte
         if port_ns > at_ns:
             at_ns = port_ns
-        issued = self._issued = first + num
+        issued = self._issued = self._issued + num
         # The last copy's own delay: those before it land earlier by as much as they are issued earlier.
         delay_ns = straggle_ns * self._delays[(self._straggler + (issued - 1) * COPY_STRIDE) & (SIZE - 1)]
         if num == 1:
             used_ns = at_ns + delay_ns
             if self._cap:
-                self._ring.cap_free_ns.append(used_ns)
+                self._cap_free_ns.append(used_ns)
         else:
             idle_ns = last_ns + self._idle_latency_ns
             if idle_ns > at_ns:
                 at_ns = idle_ns
             used_ns = at_ns + delay_ns
             # The landing of a batch is spread: its copies land apart as they were issued, or as the SM is served.
-            since_ns = now_ns + self._copy_latency_ns
-            if self._port_free_ns > since_ns:
-                since_ns = self._port_free_ns
+            since_ns = now_ns + latency_ns
+            if port_free_ns > since_ns:
+                since_ns = port_free_ns
             step_ns = self._newest_gap_ns = (last_ns - now_ns) / (num - 1)
             served_step_ns = (at_ns - since_ns) / num
             if served_step_ns < step_ns:
@@ -314,24 +319,25 @@ class Producer:
             self._newest_step_ns = step_ns
             if self._cap:
                 landed_ns = at_ns + straggle_ns
+                free_ns = self._cap_free_ns
                 if num == 4:  # nearly always
                     third_ns = landed_ns - step_ns
                     second_ns = third_ns - step_ns
-                    self._ring.cap_free_ns += (second_ns - step_ns, second_ns, third_ns, landed_ns)
+                    free_ns += (second_ns - step_ns, second_ns, third_ns, landed_ns)
                 else:
-                    self._ring.cap_free_ns += spread(landed_ns, step_ns, num)
+                    free_ns += spread(landed_ns, step_ns, num)
         self._port_free_ns = at_ns
         newest_ns = self._newest_ns
         if newest_ns > self._landed_ns:
             self._landed_ns = newest_ns
         self._newest_ns = used_ns
         self._newest_issue_ns = last_ns
-        left_bytes = self._left_bytes = self._left_bytes - num_bytes
+        left_bytes = self._left_bytes = left_bytes - num_bytes
         sink = self._sink
         if sink.running == load:
-            sink.consume(first, num, used_ns, now_ns)
+            sink.consume(num, used_ns, now_ns)
         else:
-            sink.keep(load, first, num, used_ns)
+            sink.keep(load, num, used_ns)
         if left_bytes:
             return self._next_issue_ns(now_ns)
         self._times.landed_ns[load] = used_ns
@@ -343,5 +349,5 @@ class Producer:
         else:
             self.load = load + 1
             self._has_polled = False
-            self._begin_load()
+            self._begin_load(now_ns)
         return None

@@ -119,6 +119,7 @@ class Program:
     follow_ns: float = 0.0
     arrivals: tuple[int, ...] = field(init=False)  # per counter, over the whole run
     waits: frozenset[Wait] = field(init=False)  # all that anybody waits for
+    longest_turn: int = field(init=False)
 
     def __post_init__(self) -> None:
         """Refuse what no SM could walk, and count every counter's arrivals."""
@@ -145,6 +146,7 @@ class Program:
                 arrivals[record.arrive] += times
         object.__setattr__(self, "arrivals", tuple(arrivals))
         object.__setattr__(self, "waits", frozenset(waits))
+        object.__setattr__(self, "longest_turn", max((record.turn for record in records.values()), default=1))
 
     def _check(self, record: Record) -> None:
         used = [wait.counter for wait in record.load_waits + record.run_waits]
@@ -161,6 +163,8 @@ class Program:
             raise ProgramError(
                 f"{record.label.name} loads {record.ahead_bytes} bytes ahead, which is no number of copies"
             )
+        if record.turn < 1:
+            raise ProgramError(f"{record.label.name} takes turns of {record.turn} copies; a turn is one at least")
         spent = record.load_work_ns, record.work_ns, record.copy_ns, record.warp_ns, record.fetch_ns, record.compute_ns
         if min(*spent, record.other_bytes) < 0:
             raise ProgramError(f"{record.label.name} spends a negative time or number of bytes")

@@ -43,7 +43,17 @@ def simulate(program: Program, chip: HardwareSpec, *, exact: bool = False) -> Re
     memory = Memory(chip, len(program.sms))
     counters = Counters(env, chip, memory, program)
     batch = 1 if exact else max(1, min(FAST_BATCH_COPIES, FAST_BATCH_BYTES // program.ring.copy_bytes))
-    shared = Shared(env, chip, memory, counters, program.ring, batch, program.slots or maxsize, program.follow_ns)
+    shared = Shared(
+        env=env,
+        chip=chip,
+        memory=memory,
+        counters=counters,
+        ring=program.ring,
+        batch_copies=batch,
+        slots=program.slots or maxsize,
+        follow_ns=program.follow_ns,
+        longest_turn=program.longest_turn,
+    )
     sms = [StreamingMultiprocessor(shared, sm, records) for sm, records in enumerate(program.sms)]
     for sm in sms:
         sm.start()

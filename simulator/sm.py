@@ -19,7 +19,7 @@ class StreamingMultiprocessor:
         """Wire the SM to what it shares with the others; `start` sets it going."""
         self._records = records
         self.times = SmTimes(len(records))
-        ring = RingState(shared.ring, shared.batch_copies)
+        ring = RingState(shared.ring, shared.batch_copies, shared.longest_turn)
         self._producer = Producer(shared, sm, records, ring, self.times)
         self._consumers = Consumers(shared, records, ring, self.times, self._producer)
 

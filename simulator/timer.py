@@ -1,8 +1,9 @@
 """A SimPy environment for timers alone: events that call one action, and can be armed again after they have fired.
 
 Owns the two liberties taken with SimPy. An actor has at most one pending wake-up of a kind, so it keeps one event
-object for its whole life and no event is created per copy. And since nothing fails or is waited for but these events,
-the environment fires them without SimPy's bookkeeping. Refuses a timer that is armed twice. Used by every actor.
+object for its whole life, whose action it may change, and no event is created per copy. And since nothing fails or is
+waited for but these events, the environment fires them without SimPy's bookkeeping. Refuses a timer that is armed
+twice. Used by every actor.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ Action = Callable[[float], float | None]
 class Clock(simpy.Environment):
     """Fires timers in the order of their times, and those of one time in the order in which they were armed."""
 
-    now_ns = 0.0  # SimPy's own `now` costs a call
-
     def __init__(self) -> None:
         """Nothing is armed."""
         super().__init__()
@@ -30,17 +29,16 @@ class Clock(simpy.Environment):
 
     def run_timers(self) -> None:
         """Go on until no timer is armed."""
-        queue, numbers = self.queue, self.numbers
+        queue, numbers, pending = self.queue, self.numbers, Timer.pending
         while queue:
             # The entry stays, ahead of all that its action adds, since one replacement is cheaper than two changes.
             now_ns, _, timer = queue[0]
-            self.now_ns = now_ns
             timer.callbacks = None  # pyright: ignore[reportAttributeAccessIssue] - as SimPy leaves an event that has fired
             again_ns = timer.action(now_ns)
             if again_ns is None:
                 heappop(queue)
             else:
-                timer.callbacks = timer.pending
+                timer.callbacks = pending
                 heapreplace(queue, (again_ns, next(numbers), timer))
 
 
