@@ -19,6 +19,7 @@ from megakernel.model import ModelSpec
 from megakernel.placement import place
 from megakernel.table import TaskTable, pack
 from megakernel.tiling import Choices
+from megakernel.uncollected import uncollected
 from megakernel.workload import Bucket
 
 
@@ -53,6 +54,7 @@ def _refuse(found: list[str], chip: HardwareSpec) -> None:
         raise ConfigError(f"these choices can't run on {chip.name}:\n" + "\n".join(f"  {reason}" for reason in found))
 
 
+@uncollected()
 def assemble(model: ModelSpec, bucket: Bucket, choices: Choices, num_sms: int) -> BuiltStep:
     """`build_step` for choices that are known to be legal."""
     graph = lower(model, bucket, choices)

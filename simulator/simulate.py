@@ -4,12 +4,10 @@ Owns the choice between exact mode (every copy is issued by its own event) and f
 and the refusal of programs that stop for ever. Refuses to read files or to print. Called by the front ends.
 """
 
-import gc
-from collections.abc import Generator
-from contextlib import contextmanager
 from sys import maxsize
 
 from megakernel.hardware import HardwareSpec
+from megakernel.uncollected import uncollected
 from simulator.counters import Counters
 from simulator.memory import Memory
 from simulator.producer import Shared
@@ -21,18 +19,6 @@ from simulator.timer import Clock
 # Larger batches are faster and agree less with the exact mode (see tests/accuracy).
 FAST_BATCH_COPIES = 4
 FAST_BATCH_BYTES = 48 * 1024
-
-
-@contextmanager
-def _uncollected() -> Generator[None]:
-    """Without the garbage collector: a run makes no cycles, and looking for some is a tenth of it."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def simulate(program: Program, chip: HardwareSpec, *, exact: bool = False) -> Result:
@@ -57,7 +43,7 @@ def simulate(program: Program, chip: HardwareSpec, *, exact: bool = False) -> Re
     sms = [StreamingMultiprocessor(shared, sm, records) for sm, records in enumerate(program.sms)]
     for sm in sms:
         sm.start()
-    with _uncollected():
+    with uncollected():
         env.run_timers()
     for idx, sm in enumerate(sms):
         if not sm.is_done:

@@ -12,6 +12,7 @@ from itertools import chain, islice
 
 from megakernel.graph import TaskGraph
 from megakernel.table import TaskTable
+from megakernel.uncollected import uncollected
 from megakernel.verify.finding import Finding
 from megakernel.verify.knowledge import find_overtaking, know
 from megakernel.verify.races import find_races
@@ -20,6 +21,7 @@ from megakernel.verify.structure import check_structure
 __all__ = ["Finding", "verify"]
 
 
+@uncollected()
 def verify(graph: TaskGraph, table: TaskTable, *, most: int = 20) -> list[Finding]:
     """What is wrong with `table` as an execution of `graph`, at most `most` findings; an empty list is a proof."""
     findings = list(islice(check_structure(graph, table), most))
