@@ -98,8 +98,14 @@ def _refresh_entry(plan: Plan, entry: PlanEntry, watch: Watch, evaluator: Evalua
 
 
 def _rescored(loser: Score, evaluator: Evaluator) -> list[Score]:
-    """The loser with its time as it is now, or nothing when it can't run any more."""
+    """The loser with its time as it is now, or nothing when it can't run any more.
+
+    A loser's table has no digest. One that is predicted as before is the one that a card has timed; of another that isn't
+    known, and its time is left out.
+    """
     outcome = evaluator.evaluate(loser.choices, Rung.ALL_LAYERS)
     if not isinstance(outcome, Scored):
         return []
-    return [Score(name=loser.name, predicted_ns=outcome.expected_ns, choices=loser.choices)]
+    predicted_ns = outcome.expected_ns
+    measured_ns = loser.measured_ns if predicted_ns == loser.predicted_ns else None
+    return [Score(name=loser.name, predicted_ns=predicted_ns, choices=loser.choices, measured_ns=measured_ns)]

@@ -236,6 +236,18 @@ def test_refresh_says_which_losers_lead_now_and_which_are_gone(stale):
     assert change.dropped == (REFERENCE,)
 
 
+def test_refresh_keeps_what_a_card_said_of_losers_that_are_what_they_were(stale):
+    (entry,) = stale.entries
+    timed = tuple(each.model_copy(update={"measured_ns": 7.0}) for each in entry.losers)
+    plan = stale.model_copy(update={"entries": (entry.model_copy(update={"losers": timed}),)})
+    hand = next(each for each in timed if each.name == HAND).choices
+    evaluator = FakeEvaluator(price=lambda each: 2 * priced(each) if each == hand else priced(each))
+    (after,) = refresh(plan, lambda _: None, lambda *_: evaluator).plan.entries
+    assert len(after.losers) == len(timed)
+    assert {each.name for each in after.losers if each.measured_ns is None} == {HAND}
+    assert all(each.measured_ns in {None, 7.0} for each in after.losers)
+
+
 @pytest.mark.parametrize("fault", ["illegal", "refused"])
 def test_refresh_refuses_choices_that_can_not_run_any_more(stale, fault):
     with pytest.raises(ConfigError, match="search again:\n  made"):
