@@ -100,8 +100,8 @@ def _refresh_entry(plan: Plan, entry: PlanEntry, watch: Watch, evaluator: Evalua
 def _rescored(loser: Score, evaluator: Evaluator) -> list[Score]:
     """The loser with its time as it is now, or nothing when it can't run any more.
 
-    A loser's table has no digest. One that is predicted as before is the one that a card has timed; of another that isn't
-    known, and its time is left out.
+    A loser's table has no digest. One that is predicted as before is the one that a card has timed; what another is, a
+    card hasn't said.
     """
     outcome = evaluator.evaluate(loser.choices, Rung.ALL_LAYERS)
     if not isinstance(outcome, Scored):

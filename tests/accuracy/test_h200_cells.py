@@ -66,7 +66,8 @@ def test_exact_mode_agrees_on_twenty_cells(cells, fast_ms, chip):
     found = figures(chosen, exact_ms)
     assert found.worst <= 0.15
     apart = [abs(fast_ms[cell.number] / exact - 1) for cell, exact in zip(chosen, exact_ms, strict=True)]
-    # Short of the bar, which is 2% everywhere: two of these twenty are further apart, by 3.9% and 3.8%.
+    # Short of the bar, which is 2% everywhere: two of these twenty are further apart, by 3.9% and 3.8%, because batches
+    # land before others have issued theirs and exact copies go in lockstep (tests/bench/LOG.md).
     assert sum(apart) / len(apart) <= 0.012
     assert sum(each <= 0.02 for each in apart) >= 18
     assert max(apart) <= 0.04
