@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from importlib import resources
 from pathlib import Path
+from typing import BinaryIO
 
 import optuna
 from optuna.distributions import BaseDistribution
@@ -37,6 +38,11 @@ OUTCOMES, BATCH = "outcomes", "batch"
 """Attributes of a trial: what became of it by rung, and the number of the first trial that was asked with it."""
 
 OUTCOME: TypeAdapter[Outcome] = TypeAdapter(Outcome)
+
+FIRST_BYTES = b'{"op_code":'
+"""Of every Optuna journal, and so of what a search may cut or forget."""
+
+DAMAGED = "not an Optuna journal, or a damaged one; --fresh starts anew"
 
 
 class BucketJournal:
@@ -184,7 +190,8 @@ def tell(study: optuna.Study, storage: BaseStorage, trial_id: int, outcome: Outc
 def open_journal(path: str, problem: Problem, *, fresh: bool) -> Generator[Journal]:
     """The journal in a file, for this process alone; ConfigError when it is another search's or in use."""
     check_writable(path)
-    with Path(path).open("ab+") as file:
+    _check_ours(path)
+    with _opened(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -207,7 +214,7 @@ def read_storage(path: str) -> JournalStorage:
     try:
         return JournalStorage(JournalFileBackend(path))
     except (ValueError, KeyError, TypeError, UnicodeDecodeError):
-        raise ConfigError(f"{path}: not an Optuna journal, or a damaged one; --fresh starts anew") from None
+        raise ConfigError(f"{path}: {DAMAGED}") from None
 
 
 def identity_of(problem: Problem) -> dict[str, str]:
@@ -249,12 +256,33 @@ def _check_identity(path: str, storage: BaseStorage, identity: dict[str, str]) -
                 raise ConfigError(f"{path}: the search in it has {found}; {anew}")
 
 
+def _check_ours(path: str) -> None:
+    """Refuse a file that no search began, before anything is cut off it: --fresh forgets a search, not a text."""
+    if not Path(path).is_file():
+        return
+    with Path(path).open("rb") as file:
+        start = file.read(len(FIRST_BYTES))
+    if start != FIRST_BYTES[: len(start)]:
+        raise ConfigError(f"{path}: not an Optuna journal, and stays as it is; give --journal FILE another name")
+
+
+def _opened(path: str) -> BinaryIO:
+    try:
+        return Path(path).open("ab+")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}; give --journal FILE another name") from None
+
+
 def _cut_torn_line(path: str) -> None:
     """Take off a last line that a killed writer did not finish; whatever came after it would be lost."""
     with Path(path).open("rb+") as file:
         text = file.read()
-        if text and not text.endswith(b"\n"):
-            file.truncate(text.rfind(b"\n") + 1)
+        whole = text[: text.rfind(b"\n") + 1]
+        file.truncate(len(whole))
+    try:
+        json.loads(whole.splitlines()[-1] if whole else b"{}")  # Optuna takes a last line that is no JSON for torn
+    except ValueError:
+        raise ConfigError(f"{path}: {DAMAGED}") from None
 
 
 def _plain(outcome: Outcome) -> object:

@@ -167,9 +167,10 @@ def test_scores_of_another_chip_model_or_code_are_refused(tmp_path, what):
 
 def test_a_file_that_is_no_journal_or_is_in_use_is_refused(tmp_path):
     path = tmp_path / "p.journal"
-    path.write_text("{}\nmore\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match="not an Optuna journal, or a damaged one"):
-        searched(tmp_path, FakeEvaluator())
+    for damage in ("{}\n", "more\n"):
+        path.write_text('{"op_code":0}\n' + damage, encoding="utf-8")
+        with pytest.raises(ConfigError, match="not an Optuna journal, or a damaged one"):
+            searched(tmp_path, FakeEvaluator())
     path.unlink()
     optuna.create_study(storage=read_storage_of(path)).set_user_attr("theirs", 1)
     with pytest.raises(ConfigError, match="is no search of plans"):
@@ -179,6 +180,20 @@ def test_a_file_that_is_no_journal_or_is_in_use_is_refused(tmp_path):
         pytest.raises(ConfigError, match="another search is writing to it"),
     ):
         searched(tmp_path, FakeEvaluator())
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("text", ["notes in one line", "line one\na last line", '{"a": "plan"}\n'])
+def test_a_file_that_no_search_began_is_refused_and_stays_as_it_is(tmp_path, text, fresh):
+    """A name mistyped after --journal: what is torn off a journal, or forgotten, would be somebody's text."""
+    path = tmp_path / "notes.txt"
+    path.write_text(text, encoding="utf-8")
+    with (
+        pytest.raises(ConfigError, match="not an Optuna journal, and stays as it is"),
+        open_journal(str(path), problem(), fresh=fresh),
+    ):
+        pass
+    assert path.read_text(encoding="utf-8") == text
 
 
 def read_storage_of(path: Path):
