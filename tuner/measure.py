@@ -184,8 +184,8 @@ def check_command(how: Measuring) -> None:
 
 
 def _replayed(path: str, problem: Problem) -> Record:
-    """The record to replay; ConfigError when it is of another model, or of a bucket that the search does not have."""
-    record = load_record(Path(path), problem.model)
+    """The record to replay; ConfigError when it is of another model or chip, or not of a bucket of the search."""
+    record = load_record(Path(path), problem.model, problem.chip)
     buckets = problem.config.buckets
     if record.bucket not in buckets:
         raise ConfigError(f"{path}: measured the bucket {record.bucket}, the search has {', '.join(map(str, buckets))}")

@@ -34,6 +34,9 @@ RECORDED = "best on record"
 PROBES = 200
 """Random points tried before a space is said to hold nothing legal."""
 
+CARDS_MEMORY = 0.1
+"""A card's memory is its chip's when it differs by no more than this share."""
+
 
 @dataclass(frozen=True)
 class Baseline:
@@ -101,7 +104,7 @@ def load_problem(given: str, overrides: Iterable[str] = ()) -> Problem:
     hand, reference = load_toml(hand_path, Choices), load_toml(reference_path, Choices)
     others = tuple(map(beside, config.baselines.also))
     also = tuple(Baseline(path.stem.replace("-", " "), load_toml(path, Choices)) for path in others)
-    records = tuple(load_record(beside(each), model) for each in config.ladder.measured.records)
+    records = tuple(load_record(beside(each), model, chip) for each in config.ladder.measured.records)
     problem = Problem(given, config, model, chip, (*baselines(hand, reference), *also), records)
     sources = (hand_path, reference_path, reference_path, *others)
     for bucket in config.buckets:
@@ -117,11 +120,16 @@ def load_problem(given: str, overrides: Iterable[str] = ()) -> Problem:
     return problem
 
 
-def load_record(path: Path, model: ModelSpec) -> Record:
-    """A record of a contest; ConfigError when it is of another model."""
+def load_record(path: Path, model: ModelSpec, chip: HardwareSpec) -> Record:
+    """A record of a contest; ConfigError when it is of another model, or of a card that is another chip."""
     record = load_json(path, Record)
     if record.model_digest != digest(model):
         raise ConfigError(f"{path}: measured another model than the search's")
+    card = record.card
+    # Not by name: people name chips, drivers cards. An H100 and an H200 have equally many SMs and differ in memory.
+    if card.num_sms != chip.num_sms or abs(card.memory_bytes / chip.memory_bytes - 1) > CARDS_MEMORY:
+        found, needed = (f"{each.name} ({each.num_sms} SMs, {each.memory_bytes / 1e9:.0f} GB)" for each in (card, chip))
+        raise ConfigError(f"{path}: measured on {found}, the search is for {needed}; needed a record of that chip")
     return record
 
 

@@ -33,7 +33,7 @@ def record_of(
         date="2026-01-01",
         commit="none",
         code="none",
-        card=CARD,
+        card=CARD.model_copy(update={key: getattr(problem.chip, key) for key in ("num_sms", "memory_bytes")}),
         facts={},
         samples=tuple(Sample(name=name, ms=ms) for name, ms in times.items()),
         model_digest=digest(problem.model),

@@ -244,13 +244,18 @@ def test_a_record_is_replayed_earlier_rounds_first():
     assert Replay(record).measure("confirmation", named, 1.0).outcomes["x"] == Timed((3.0, 4.0))
 
 
-def test_another_models_record_is_refused(tmp_path):
+def test_a_record_of_another_model_chip_or_bucket_is_refused(tmp_path):
     asked = problem()
     record = record_of(asked, {}, {})
     path = tmp_path / "record.json"
     path.write_text(pretty_json(record.model_copy(update={"model_digest": digest("other")})), encoding="utf-8")
     with pytest.raises(ConfigError, match="measured another model"):
         measurers(asked, "", str(path), measure=False)
+    for other in ({"num_sms": 7}, {"memory_bytes": record.card.memory_bytes * 4 // 7}):  # an H100's of an H200's
+        card = record.card.model_copy(update=other)
+        path.write_text(pretty_json(record.model_copy(update={"card": card})), encoding="utf-8")
+        with pytest.raises(ConfigError, match=r"measured on made up .* needed a record of that chip"):
+            measurers(asked, "", str(path), measure=False)
     bucket = BUCKET.model_copy(update={"rows": 2})
     path.write_text(pretty_json(record.model_copy(update={"bucket": bucket})), encoding="utf-8")
     with pytest.raises(ConfigError, match="measured the bucket"):
