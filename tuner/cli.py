@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import nullcontext
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from optuna.exceptions import ExperimentalWarning
 from rich.console import Console
 from rich.live import Live
 
@@ -28,7 +30,7 @@ from tuner.interrupt import interruptible, undisturbed
 from tuner.journal import identity_of, open_journal
 from tuner.measure import measurers
 from tuner.problem import Problem, load_problem
-from tuner.queue import RemoteWorkers, WorkQueue, open_storage, serve
+from tuner.queue import LEAST_LOST_AFTER_S, RemoteWorkers, WorkQueue, open_storage, serve
 from tuner.refresh import refresh as run_refresh
 from tuner.request import all_candidates, request_toml
 from tuner.search import BucketResult, contest_toml, plan_of, simulator_evaluator
@@ -68,7 +70,7 @@ def search(
     journal: Annotated[str | None, typer.Option(help="Optuna journal of the search; OUT.journal by default.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget what the journal knows.")] = False,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Let a card decide among the best: see [ladder.measured].")
+        bool, typer.Option("--measure", help="Let a card decide among the best: see ladder.measured.")
     ] = False,
     replay: Annotated[
         str | None, typer.Option(help="Let a record decide, as `runtime measure --tolerant` left it.")
@@ -79,7 +81,9 @@ def search(
     storage: Annotated[
         str | None, typer.Option(help="Leave the scoring to workers that meet here: grpc://HOST:PORT or a database.")
     ] = None,
-    lost_after: Annotated[float, typer.Option(help="Seconds of silence after which a worker is given up.")] = 60.0,
+    lost_after: Annotated[
+        float, typer.Option(min=LEAST_LOST_AFTER_S, help="Seconds of silence after which a worker is given up.")
+    ] = 60.0,
 ) -> None:
     """Search a plan for every bucket of CONFIG and write it to OUT; Ctrl-C ends the search and keeps the best so far.
 
@@ -182,7 +186,7 @@ def storage(
     host: Annotated[str, typer.Option(help="Address to listen at; others than this machine's can write there.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option(help="Port to listen at.")] = 13000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen at.")] = 13000,
 ) -> None:
     """Serve a storage through Optuna's gRPC proxy, for a search and its workers; Ctrl-C ends it."""
     serve(url, host, port, lambda: Console().print(f"grpc://{host}:{port}", soft_wrap=True, markup=False))
@@ -312,6 +316,7 @@ def _flags(seconds: float | None, trials: int | None, seed: int | None, jobs: in
 
 def main() -> None:
     """Run the command; bad input becomes one message and exit code 2."""
+    warnings.simplefilter("ignore", ExperimentalWarning)  # Optuna's to us, not ours to who runs the command
     try:
         app()
     except ConfigError as error:

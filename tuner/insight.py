@@ -120,7 +120,7 @@ def _pictured(valued: optuna.Study, name: str, path: Path) -> Path:
     drawn, importances = optuna.visualization.matplotlib, _importances(valued)
     shown = sorted(importances, key=importances.__getitem__, reverse=True)[:PICTURED] or None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        warnings.simplefilter("ignore")  # Optuna calls it experimental, matplotlib a choice of one value narrow
         axis: Any = (
             drawn.plot_optimization_history(valued, target_name="predicted ns")
             if name == "history"

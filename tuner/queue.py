@@ -9,6 +9,7 @@ by a count that stands still, not by clocks, which differ between machines. `wor
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, sleep
@@ -35,6 +36,9 @@ OPEN_TRIES = 3
 BEAT_S = 2.0
 """A worker counts on this often while it scores."""
 
+LEAST_LOST_AFTER_S = 2 * BEAT_S
+"""Who is given up sooner is given up at work, again and again, and the search never ends."""
+
 
 @dataclass(frozen=True)
 class Item:
@@ -57,7 +61,7 @@ def open_storage(url: str) -> BaseStorage:
     if scheme != "grpc":
         return _open_database(url)
     host, _, port = rest.rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise ConfigError(f"--storage {url}: needed grpc://HOST:PORT, as `tuner storage` prints it")
     try:
         from optuna.storages import GrpcStorageProxy  # noqa: PLC0415 - needs the extra `remote`
@@ -90,8 +94,21 @@ def serve(url: str, host: str, port: int, ready: Callable[[], None]) -> None:
     except ImportError as missing:
         raise ConfigError(f"no module {missing.name!r}; pip install 'counterpoint[remote]'") from None
     storage = open_storage(url)
+    _check_address(host, port)
     ready()
     run_grpc_proxy_server(storage, host=host, port=port)
+
+
+def _check_address(host: str, port: int) -> None:
+    """ConfigError unless this process can listen there: gRPC shares a port that is taken, and traps otherwise."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        socket.create_server(address, family=family).close()
+    except OSError as error:
+        raise ConfigError(
+            f"--host {host} --port {port}: can't be listened at: {error.strerror}; needed an address of this machine "
+            "and a port that is free"
+        ) from None
 
 
 class WorkQueue:

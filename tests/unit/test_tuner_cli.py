@@ -112,6 +112,19 @@ def test_show_prints_choices_and_scores(command, searched):
         assert part in out
 
 
+def test_plots_are_drawn_without_a_word_on_stderr(here, searched):
+    """In a process of its own, because here a warning is an error already."""
+    pytest.importorskip("plotly", reason="needs the extra `plots`")
+    pytest.importorskip("matplotlib", reason="needs the extra `plots`")
+    plan, journal = searched / "plan.json", searched / "plan.json.journal"
+    shown = start(here, COMMAND, "show", str(plan), "--journal", str(journal), "--plots", "plots")
+    out, err = shown.communicate(timeout=120)
+    assert (shown.returncode, err) == (0, "")
+    for name in ("history-1.html", "history-1.png", "slices-1.html", "slices-1.png"):
+        assert f"wrote plots/{name}" in out
+        assert (here / "plots" / name).stat().st_size > 5000
+
+
 def test_refresh_rewrites_a_stale_plan_in_place_or_elsewhere(command, here, searched):
     plan = load_json(searched / "plan.json", Plan)
     stale = json.loads((searched / "plan.json").read_text(encoding="utf-8"))
@@ -194,6 +207,28 @@ def test_bad_input_is_one_message_and_exit_code_2(command, here, file, old, new,
 )
 def test_bad_arguments_are_one_message_and_exit_code_2(command, arguments, message):
     assert message in failure(command, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("search", "search.toml", "--out", "p.json", "--lost-after", "-1"),
+            "'--lost-after': input should be greater than or equal to 4",
+        ),
+        (("storage", "sqlite:///q.db", "--port", "99999"), "'--port': input should be less than or equal to 65535"),
+    ],
+)
+def test_flags_out_of_range_are_refused_before_anything_waits(command, here, arguments, message):
+    code, out, err = command(*arguments)
+    assert (code, out) == (2, "")
+    assert message in " ".join(err.replace("│", "").split()).replace("Input", "input")
+    assert {each.name for each in here.iterdir()}.isdisjoint({"p.json", "p.json.journal", "q.db"})
+
+
+def test_help_names_the_keys_that_it_speaks_of(command):
+    """Brackets would be taken for markup, and vanish."""
+    assert "ladder.measured" in command("search", "--help")[1]
 
 
 @pytest.mark.parametrize("verb", ["refresh", "show"])

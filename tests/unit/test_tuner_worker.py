@@ -13,7 +13,7 @@ from support.searching import write_search
 
 from megakernel.config import ConfigError, load_json
 from megakernel.plan import Plan
-from tuner.queue import Item, WorkQueue, open_storage
+from tuner.queue import Item, WorkQueue, open_storage, serve
 
 ROOT = Path(__file__).parents[2]
 COMMAND = "from tuner.cli import main; main()"
@@ -99,6 +99,7 @@ def test_two_workers_one_killed_in_the_middle_and_the_plan_is_the_same(start, st
     for process in (alone, shared, living):
         out, _ = process.communicate(timeout=120)
         assert process.returncode == 0, out
+        assert "Warning" not in out
     plans = [load_json(tmp_path / f"{name}.json", Plan) for name in ("alone", "shared")]
     assert plans[0].entries == plans[1].entries
     assert plans[0].provenance.candidates == plans[1].provenance.candidates
@@ -152,9 +153,20 @@ def test_the_answer_of_a_worker_that_was_given_up_does_not_count(tmp_path):
     ("url", "message"),
     [
         ("grpc://nowhere", "needed grpc://HOST:PORT"),
+        ("grpc://localhost:99999", "needed grpc://HOST:PORT"),
         ("postgresql+nothing://x/y", "can't be opened"),
     ],
 )
 def test_a_storage_that_is_none_is_refused(url, message):
     with pytest.raises(ConfigError, match=message):
         open_storage(url)
+
+
+def test_an_address_that_can_not_be_served_at_is_refused(tmp_path):
+    """Left to gRPC, it would share the port with whoever has it, wrap a larger one, and trap at a host of others."""
+    pytest.importorskip("grpc", reason="needs the extra `remote`")
+    url = f"sqlite:///{tmp_path}/queue.db"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for host, port in (("127.0.0.1", taken.getsockname()[1]), ("192.0.2.1", 13000), ("no such host", 13000)):
+            with pytest.raises(ConfigError, match=r"can't be listened at: .*; needed an address of this"):
+                serve(url, host, port, lambda: pytest.fail("said that it was ready"))
