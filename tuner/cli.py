@@ -9,9 +9,9 @@ from __future__ import annotations
 import shlex
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import BrokenExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -108,7 +108,7 @@ def search(
     progress_console = Console(stderr=True)
     opened = nullcontext() if kept is None else open_journal(kept, problem, fresh=fresh)
     try:
-        with opened as record, interruptible() as check:
+        with _disk_told(kept), opened as record, interruptible() as check:
             if record is not None and record.num_trials:
                 progress_console.print(
                     f"going on from {record.num_trials} candidates in {kept}", soft_wrap=True, markup=False
@@ -137,6 +137,18 @@ def search(
             Console().print(f"wrote {path}", soft_wrap=True, markup=False)
     if results[-1].raced.ended is Ended.WORKER_LOST:
         raise typer.Exit(WORKER_LOST)
+
+
+@contextmanager
+def _disk_told(journal: str | None) -> Generator[None]:
+    """One message for a disk that is full by now, or a folder that is gone."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"the search had to stop: {error.filename or journal}: {error.strerror}; make room there, and the same "
+            "command goes on from its journal"
+        ) from None
 
 
 def _show(results: Sequence[BucketResult], of_all: str, picture: str | None) -> None:

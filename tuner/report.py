@@ -184,7 +184,7 @@ def _said(outcome: Measured) -> str:
         case MachineLost(reason):
             text = f"machine lost: {reason}"
         case Unrecorded():
-            text = "not in the record"
+            text = "not timed"
     return text.splitlines()[0]
 
 

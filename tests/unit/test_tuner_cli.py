@@ -242,6 +242,20 @@ def test_an_edited_plan_is_refused(command, here, searched, verb):
     )
 
 
+def test_a_disk_that_fills_is_one_message_and_what_was_scored_is_kept(here, searched):
+    """A limit on the size of files stands for the disk: writes beyond it fail in the middle, as on a full one."""
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))\n"
+    arguments = ("search", "search.toml", "--out", "plan.json")
+    out, err = (stopped := start(here, full + COMMAND, *arguments)).communicate(timeout=120)
+    assert (stopped.returncode, out) == (2, "")
+    assert "error: the search had to stop: plan.json.journal: File too large; make room there" in err
+    assert "Traceback" not in err
+    out, err = (done := start(here, COMMAND, *arguments)).communicate(timeout=120)
+    assert done.returncode == 0, err
+    assert "going on from" in err
+    assert load_json(here / "plan.json", Plan).entries == load_json(searched / "plan.json", Plan).entries
+
+
 SEARCH = ("search", "search.toml", "--out", "plan.json", "--seconds", "600")
 
 FROM_A_TERMINAL = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
