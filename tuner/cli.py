@@ -30,7 +30,7 @@ from tuner.interrupt import interruptible, undisturbed
 from tuner.journal import identity_of, open_journal
 from tuner.measure import measurers
 from tuner.problem import Problem, load_problem
-from tuner.queue import LEAST_LOST_AFTER_S, RemoteWorkers, WorkQueue, open_storage, serve
+from tuner.queue import LEAST_LOST_AFTER_S, RemoteWorkers, WorkQueue, answering, open_storage, serve
 from tuner.refresh import refresh as run_refresh
 from tuner.request import all_candidates, request_toml
 from tuner.search import BucketResult, contest_toml, plan_of, simulator_evaluator
@@ -108,7 +108,7 @@ def search(
     progress_console = Console(stderr=True)
     opened = nullcontext() if kept is None else open_journal(kept, problem, fresh=fresh)
     try:
-        with _disk_told(kept), opened as record, interruptible() as check:
+        with _disk_told(kept), answering(storage), opened as record, interruptible() as check:
             if record is not None and record.num_trials:
                 progress_console.print(
                     f"going on from {record.num_trials} candidates in {kept}", soft_wrap=True, markup=False
@@ -182,7 +182,7 @@ def worker(
     problem = load_problem(config, [*_flags(None, None, seed, None), *(assignments or [])])
     queue = _queue(problem, storage)
     console = Console(stderr=True)
-    with console.status("waiting for candidates") as status:
+    with answering(storage), console.status("waiting for candidates") as status:
         done = work(
             queue,
             lambda bucket: simulator_evaluator(problem, bucket),

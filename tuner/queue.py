@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic, sleep
 from types import TracebackType
@@ -73,6 +75,23 @@ def open_storage(url: str) -> BaseStorage:
     except Exception as error:  # noqa: BLE001 - gRPC's, and Optuna's wrapping of them
         raise ConfigError(f"--storage {url}: no answer: {type(error).__name__}") from None
     return proxy
+
+
+def no_answers() -> tuple[type[Exception], ...]:
+    """What a storage's calls raise when it is gone."""
+    grpc = sys.modules.get("grpc")  # which Optuna loads for its proxy, if the extra `remote` is there
+    return (optuna.exceptions.StorageInternalError, *(() if grpc is None else (grpc.RpcError,)))
+
+
+@contextmanager
+def answering(url: str | None) -> Generator[None]:
+    """One message for a storage that was open and is gone: its server has ended, or its database."""
+    try:
+        yield
+    except no_answers() as error:
+        raise ConfigError(
+            f"--storage {url}: answers no more: {type(error).__name__}; start it again, and the same command goes on"
+        ) from None
 
 
 def _open_database(url: str) -> BaseStorage:

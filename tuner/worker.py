@@ -6,13 +6,14 @@ Owns one item at a time, and the thread that says it is alive. Refuses to propos
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Event, Thread
 from time import sleep
 
 from megakernel.workload import Bucket
 from tuner.evaluate import Evaluator
 from tuner.outcome import Outcome
-from tuner.queue import BEAT_S, POLL_S, Item, WorkQueue
+from tuner.queue import BEAT_S, POLL_S, Item, WorkQueue, no_answers
 
 EvaluatorFor = Callable[[Bucket], Evaluator]
 
@@ -40,7 +41,8 @@ def _score(queue: WorkQueue, trial_id: int, item: Item, evaluator: Evaluator) ->
         beats = 0
         while not is_done.wait(BEAT_S):
             beats += 1
-            queue.beat(trial_id, beats)
+            with suppress(*no_answers()):  # the answer itself will say so, or find the storage back
+                queue.beat(trial_id, beats)
 
     thread = Thread(target=count, daemon=True)
     thread.start()

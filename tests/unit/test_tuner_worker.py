@@ -5,15 +5,21 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+import optuna
 import pytest
 from support.searching import write_search
 
 from megakernel.config import ConfigError, load_json
 from megakernel.plan import Plan
+from tuner.outcome import Scored
 from tuner.queue import Item, WorkQueue, open_storage, serve
+from tuner.worker import work
 
 ROOT = Path(__file__).parents[2]
 COMMAND = "from tuner.cli import main; main()"
@@ -73,15 +79,19 @@ def start(tmp_path):
         process.communicate()
 
 
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 @pytest.fixture(params=["grpc", "database"])
 def storage(request, start):
     """A storage's URL: of a server on loopback, or a database's."""
     if request.param == "database":
         return "sqlite:///work.db"
     pytest.importorskip("grpc", reason="needs the extra `remote`")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     server = start(COMMAND, "storage", "sqlite:///work.db", "--port", port)
     url = server.stdout.readline().strip()
     assert url == f"grpc://127.0.0.1:{port}"
@@ -110,6 +120,44 @@ def test_two_workers_one_killed_in_the_middle_and_the_plan_is_the_same(start, st
     assert set(ended.values()) == {1}, "nothing is run twice"
     assert sorted(began.values())[-2:] == [1, 2], "only the candidate that the killed worker left is begun again"
     assert {who for verb, who, _ in lines if verb == "ended"} == {str(dying.pid), str(living.pid)}
+
+
+def test_a_storage_that_ends_leaves_one_message_and_the_search_goes_on_with_the_next(start):
+    """Whoever waits for it says so; what was scored is in its database and in the search's journal."""
+    pytest.importorskip("grpc", reason="needs the extra `remote`")
+    port = free_port()
+    served = ("storage", "sqlite:///work.db", "--port", port)
+    flags = ("search.toml", "--storage", f"grpc://127.0.0.1:{port}")
+    asked = ("search", *flags, "--out", "shared.json", "--trials", 12)
+    server, search = start(COMMAND, *served), start(COMMAND, *asked)
+    lonely = start(COMMAND, "worker", *flags, "--seed", 9)  # of another search: nobody gives it anything
+    time.sleep(8)
+    server.kill()
+    for process in (search, lonely):
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == 2, out
+        assert "Traceback" not in out
+        assert "answers no more: " in out
+        assert "start it again, and the same command goes on" in out
+    start(COMMAND, *served).stdout.readline()
+    search = start(COMMAND, *asked)
+    start(COMMAND, "worker", *flags)
+    out, _ = search.communicate(timeout=120)
+    assert (search.returncode, "wrote shared.json" in out) == (0, True), out
+
+
+@dataclass
+class Slow:
+    """Scores when it is told to."""
+
+    may: Callable[[], bool]
+
+    def evaluate(self, choices, rung):
+        del choices
+        deadline = time.monotonic() + 30
+        while not self.may() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return Scored(rung, 1.0, 1.0, 1.0, 1.0)
 
 
 def queue_of(tmp_path, **identity):
@@ -147,6 +195,25 @@ def test_the_answer_of_a_worker_that_was_given_up_does_not_count(tmp_path):
     assert same == item()
     assert not queue.finish(late, Illegal(("late",)))
     assert queue.finish(again, Illegal(("in time",)))
+
+
+def test_a_worker_whose_storage_goes_for_a_moment_counts_on_and_answers(tmp_path, monkeypatch):
+    """A thread that died of it would print, and leave the worker to be given up at work."""
+    queue = queue_of(tmp_path)
+    queue.put(item())
+    monkeypatch.setattr("tuner.worker.BEAT_S", 0.01)
+    beats = []
+
+    def beat(_, count):
+        beats.append(count)
+        if count == 1:
+            raise optuna.exceptions.StorageInternalError("gone")
+        queue.end(ended=True)
+
+    monkeypatch.setattr(queue, "beat", beat)
+    evaluator = Slow(lambda: len(beats) > 1)
+    assert work(queue, lambda _: evaluator, lambda *_: None) == 1
+    assert beats[:2] == [1, 2]
 
 
 @pytest.mark.parametrize(
