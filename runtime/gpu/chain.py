@@ -157,10 +157,9 @@ class Chain:
         """Words of a step once all are there; None when the chain has ended before it."""
         ring = self._device.ring
         words = ring[step % len(ring)]
-        tag = np.uint64((step + 1) % 2**32)
         while True:
             is_last_look = not self._device.is_running()
-            if ((words >> np.uint64(32)) == tag).all():
+            if (words >> np.uint64(32) == _tag(step)).all():
                 return [Word.read(int(word)) for word in words]
             if is_last_look:
                 return None
@@ -183,7 +182,9 @@ class Chain:
         """After a launch: read the rest of its steps, and carry out what was not taken."""
         ring = self._device.ring
         for step in range(first + read, first + made):
-            self._read(step, [Word.read(int(word)) for word in ring[step % len(ring)]])
+            words = ring[step % len(ring)]
+            assert (words >> np.uint64(32) == _tag(step)).all(), f"step {step} was not made"
+            self._read(step, [Word.read(int(word)) for word in words])
         for row, waiting in enumerate(self._waiting):
             posted = self._posted[row]
             self._posted[row] = None
@@ -218,3 +219,8 @@ class Chain:
                 self._seated[row] = None
             case Extend():
                 pass
+
+
+def _tag(step: int) -> np.uint64:
+    """Upper half of the words that `step` leaves."""
+    return np.uint64((step + 1) % 2**32)

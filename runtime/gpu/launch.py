@@ -219,9 +219,13 @@ class LoadedTable:
         return not self.stream.query()
 
     def steps_made(self) -> int:
-        """How many steps the last launch made: fewer than it was armed with where it was halted."""
+        """How many steps the last launch made: fewer than it was armed with where it was halted.
+
+        A halt lets one more step follow, which a launch that was at its last does not have.
+        """
         steps, has_ended = self._words(self._at["boundary"], 2)
-        return int(steps) if has_ended else int(self._record["num_steps"][0])
+        armed = int(self._record["num_steps"][0])
+        return min(int(steps), armed) if has_ended else armed
 
     def tokens(self, step: int) -> list[int | None]:
         """Tokens of all rows that `step` made; None where a row was not active."""

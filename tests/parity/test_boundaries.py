@@ -247,3 +247,15 @@ def test_extending_a_row_that_ends_in_the_same_step_keeps_it(model):
     machine.step()
     machine.step()
     assert machine.memory.active == [False]
+
+
+def test_a_step_that_was_not_made_has_no_token(model):
+    """Whoever counts a step too many would read the empty words of the ring as token 0."""
+    device = opened(model)
+    finish = device.finish
+    device.finish = lambda: finish() + 1
+    chain = Chain(device)
+    chain.join(0, Join(7, 0))
+    with pytest.raises(AssertionError, match="step 2 was not made"):
+        list(chain.tokens(2))
+    assert chain.take() == []
