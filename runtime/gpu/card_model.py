@@ -22,6 +22,11 @@ from runtime.kv_pages import TILE
 from runtime.torch_model import Batch, TorchModel
 from runtime.weights import LayerWeights
 
+KEY_BLOCK = 128
+"""Keys that flash attention weighs at once: so many for heads of up to 64 dims, half as many for larger ones.
+
+What lies before a window in its first block may be of another row: it is finite, and weighs nothing."""
+
 
 class CardModel(TorchModel):
     """See `TorchModel`; weights and pools lie on the card, in bfloat16."""
@@ -66,8 +71,8 @@ class CardModel(TorchModel):
         positions, slots, at, slots_before, at_before = ([] for _ in range(5))
         queries_end, keys_end = [0], [0]
         for stretch in batch.stretches:
-            # from a page's begin: blocks of keys are the same then, and so are sums, wherever a prompt is cut
-            first = 0 if window is None else max(0, stretch.begin + 1 - window) // page_tokens * page_tokens
+            # from a block's begin: blocks of keys are the same then, and so are sums, wherever a prompt is cut
+            first = 0 if window is None else max(0, stretch.begin + 1 - window) // KEY_BLOCK * KEY_BLOCK
             seen = torch.arange(first, stretch.end, dtype=torch.int32, device=device)
             slot = stretch.pages[group].int()[seen // page_tokens] * page_tokens + seen % page_tokens
             place, before = seen + (keys_end[-1] - first), stretch.begin - first

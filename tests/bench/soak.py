@@ -1,13 +1,13 @@
 """Minutes of a mixed load, and afterwards whether anything leaked, stuck, or came out other than alone.
 
-    python tests/bench/soak.py --out FILE [--seconds 420] [--clients 12] [--near-tie DISTANCE] [--left-out SHARE]
-        [--preempts] [--model CONFIG.json | --url URL [--process ID]] [-- FLAGS OF runtime serve]
+    python tests/bench/soak.py --out FILE [--seconds 420] [--clients 12] [--preempts]
+        [--model CONFIG.json | --url URL [--process ID]] [-- FLAGS OF runtime serve]
 
 Starts `runtime serve`, on the demo model or with a model's geometry (see serve_figures.py), or takes the server at URL,
 whose memory is that of process ID. First every case runs alone; then clients come, ask, leave in the middle or go on,
 prompts short and long, greedy, seeded and held to a form. Checked:
 
-    every stream ended with a reason, or its client left        no answer differs from that of its run alone
+    every stream ended with a reason, or its client left        no answer differs from the one alone (soak_cases.py)
     gauges of /metrics are at zero again, no block in use       /health and /ready say yes, the process exits 0
     memory of the server and of the card does not grow          with --preempts: rows did give up their blocks
 
@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import re
 import sys
 import tempfile
 import time
@@ -91,7 +92,8 @@ class Soak:
         grew = counted(before, await self._metrics())
         probes = {path: (await self.client.get(path))[0] for path in ("/health", "/ready")}
         memory = {name: flatness(values) for name, values in self.sizes.items()}
-        distances = await self.judge.look(self.client)
+        parted, preemptions = self.judge.differences.total(), int(grew.get("num_preemptions", 0))
+        ways = await self.judge.look(self.client, preemptions=preemptions, block_tokens=await self._block_tokens())
         failures = [f"{count} x {error}" for error, count in self.errors.items()]
         failures += [f"{name} is {value:g} after all have gone" for name, value in gauges.items() if value]
         failures += [f"{path} answers {status}" for path, status in probes.items() if status != 200]
@@ -101,7 +103,7 @@ class Soak:
         return {
             "seconds": seconds, "clients": self.clients, **self.tally, "finish_reasons": dict(self.finishes),
             "compared_answers": self.judge.compared_answers, "compared_tokens": self.judge.compared_tokens,
-            "near_tie": self.judge.near_tie, "left_out": self.judge.left_out, "near_ties": distances,
+            "parted": parted, "ways": ways,
             "gauges": gauges, "counted": grew, "memory": memory, "failures": failures + self.judge.wrong,
         }  # fmt: skip
 
@@ -142,6 +144,10 @@ class Soak:
     async def _metrics(self) -> dict[str, float]:
         return samples((await self.client.get("/metrics"))[1].decode())
 
+    async def _block_tokens(self) -> int:
+        (config,) = (name for name in await self._metrics() if name.startswith("vllm:cache_config_info"))
+        return int(re.findall(r'block_size="(\d+)"', config)[0])
+
 
 def flatness(values: Sequence[float]) -> dict[str, Any]:
     """Means of the second quarter and the last; the first quarter is the time in which caches fill."""
@@ -162,7 +168,7 @@ async def soaked(server: Server, chosen: argparse.Namespace) -> dict[str, Any]:
         client.shared = shared_body(Load(ignore_eos=False), facts.model)
         sizes = {"max_input": chosen.max_input, "max_output": chosen.max_output}
         cases = make_cases(chosen.cases, seed=chosen.seed, vocab_size=facts.vocab_size, **sizes)
-        judge, begin = Judge(chosen.near_tie, chosen.left_out), time.monotonic()
+        judge, begin = Judge(), time.monotonic()
         await judge.learn(client, cases)
         print(
             f"ready after {start_s:.1f} s; {len(cases)} cases alone took {time.monotonic() - begin:.1f} s", flush=True
@@ -184,10 +190,6 @@ def main() -> None:
     options.add_argument("--cases", type=int, default=48)
     options.add_argument("--max-input", type=int, default=4096, metavar="TOKENS")
     options.add_argument("--max-output", type=int, default=256, metavar="TOKENS")
-    options.add_argument("--near-tie", type=float, default=0.0, metavar="DISTANCE", help="of scores; 0: none passes")
-    options.add_argument(
-        "--left-out", type=float, default=0.0, metavar="SHARE", help="of tokens, which may differ by more"
-    )
     options.add_argument("--request-timeout", type=float, default=120.0, metavar="SECONDS")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--preempts", action="store_true", help="fail unless rows gave up their blocks")
@@ -210,7 +212,7 @@ def main() -> None:
         found["failures"].append(f"the server exited with {found['exit_code']}")
     chosen.out.write_text(pretty_json(found), encoding="utf-8")
     shown = ("seconds", "answers", "left", "tokens", "compared_tokens", "counted", "memory", "exit_code")
-    print(*(f"{name}: {found[name]}" for name in shown), f"near-ties: {len(found['near_ties'])}", sep="\n")
+    print(*(f"{name}: {found[name]}" for name in shown), f"parted: {found['parted']}, {found['ways']}", sep="\n")
     for each in found["failures"][:20]:
         print("FAILED:", each)
     sys.exit(1 if found["failures"] else 0)

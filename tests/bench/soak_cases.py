@@ -1,26 +1,25 @@
 """What a soak asks again and again, and whether what came is what a request gets that runs alone.
 
-A case is fixed to the last token: greedy or with a seed. `Judge` holds the answers of runs alone. Where a server
-computes keys and values again in other batches, sums may differ in their last bits, and with them the choice between
-two tokens that are as good as equal: with a `near_tie`, a first difference passes where the two tokens' scores, log
-probability over temperature and the noise of the seed, are no further apart. What follows it is another text.
+A case is fixed to the last token: greedy or with a seed. `Judge` holds the answers of runs alone, from which no other
+may part, with one exception. A row that gives up its blocks has the keys and values of tokens that were drawn one by
+one computed again as a prompt's; their last bits may be others, and with them the choice between two tokens or two
+experts that are as good as equal. Such an answer has to be, to the last bit, what the idle server gives when it begins
+again in the same place: `Judge.look` tries all places.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from runtime.bench.client import Answer, Client
 from runtime.bench.sessions import TEXT, Ask
-from runtime.sampling import uniform_noise
 
-FORM = "[a-z]{5,40}"
+FORM = (5, 40)
+"""Lower-case letters that an answer with a form has, at least and at most."""
 _SHORT, _LONG = 0.6, 0.15
 _SHARED, _PREFIXES = 0.5, 3
 
@@ -34,14 +33,21 @@ class Case:
     max_tokens: int
     temperature: float
     seed: int
-    form: str | None = None
+    has_form: bool = False
 
     @property
     def ask(self) -> Ask:
         """The request; ends of turns end it, unless a form does."""
-        body: dict[str, Any] = {"prompt": list(self.prompt), "max_tokens": self.max_tokens, "seed": self.seed}
+        return self.behind([], 0, self.max_tokens)
+
+    def behind(self, drawn: Sequence[int], letters: int, max_tokens: int, **more: Any) -> Ask:
+        """The request for up to `max_tokens` tokens behind those `drawn` already, which have so many letters."""
+        body: dict[str, Any] = {"prompt": [*self.prompt, *drawn], "max_tokens": max_tokens, "seed": self.seed}
         body |= {"temperature": self.temperature, "top_p": 1.0}
-        return Ask(TEXT, body | ({"structured_outputs": {"regex": self.form}} if self.form else {}))
+        if self.has_form:
+            least, most = (max(0, bound - letters) for bound in FORM)
+            body["structured_outputs"] = {"regex": f"[a-z]{{{least},{most}}}"}
+        return Ask(TEXT, body | more)
 
 
 def make_cases(count: int, *, seed: int, vocab_size: int, max_input: int, max_output: int) -> list[Case]:
@@ -61,21 +67,14 @@ def make_cases(count: int, *, seed: int, vocab_size: int, max_input: int, max_ou
         shared = rng.choice(prefixes)[: length // 2] if rng.random() < _SHARED else []
         prompt = (*shared, *rng.choices(range(vocab_size), k=length - len(shared)))
         temperature = 0.0 if number % 3 == 0 else 1.0
-        form = FORM if number % 8 == 5 else None
-        cases.append(Case(number, prompt, rng.randint(1, max_output), temperature, number + 1, form))
+        cases.append(Case(number, prompt, rng.randint(1, max_output), temperature, number + 1, number % 8 == 5))
     return cases
 
 
 @dataclass
 class Judge:
-    """Compares answers with those of runs alone; `near_tie` is a score's distance, 0 lets nothing pass.
+    """Compares answers with those of runs alone; see above."""
 
-    `left_out` is the share of compared tokens that may differ by more: behind a router's near-tie, which is of experts,
-    scores are others.
-    """
-
-    near_tie: float = 0.0
-    left_out: float = 0.0
     alone: dict[Case, Answer] = field(default_factory=dict)
     compared_tokens: int = 0
     compared_answers: int = 0
@@ -108,54 +107,50 @@ class Judge:
                 f"then {self.alone[case].finish}"
             )
 
-    async def look(self, client: Client, most: int = 1000) -> dict[str, float]:
-        """Say of each difference whether it is a near-tie, the server idle; the distance of each that was looked at."""
-        distances: dict[str, float] = {}
-        apart: list[str] = []
-        parted = 0
+    async def look(self, client: Client, *, preemptions: int, block_tokens: int) -> dict[str, str]:
+        """Say of each difference in which way the server, idle, comes to it; those that it does not are wrong.
+
+        No more answers may part than rows gave up their blocks, which are of `block_tokens`.
+        """
+        ways: dict[str, str] = {}
+        explained = 0
         for (case, at, token), times in self.differences.most_common():
             name = f"case {case.number}, token {at}: {token}, alone {self.alone[case].token_ids[at]} ({times} times)"
-            if self.near_tie <= 0 or len(distances) >= most:
+            way = await self._way(client, case, at, token, block_tokens) if preemptions else None
+            if way is None:
                 self.wrong.append(name)
-                continue
-            distance = await self._distance(client, case, at, token)
-            if distance is None:
-                self.wrong.append(f"{name}, whose scores the server does not tell")
-                continue
-            distances[name] = distance
-            if not distance <= self.near_tie:
-                apart.append(f"{name}, {distance:.3g} apart")
-                parted += times
-        if parted > self.left_out * self.compared_tokens:
-            self.wrong += apart
-        return distances
+            else:
+                ways[name] = way
+                explained += times
+        if explained > preemptions:
+            self.wrong.append(f"{explained} answers part from those alone, and {preemptions} rows gave up their blocks")
+        return ways
 
-    async def _distance(self, client: Client, case: Case, at: int, token: int) -> float | None:
-        """How far apart the scores of the two tokens are, as the server itself computes them; None if it can't."""
+    async def _way(self, client: Client, case: Case, at: int, token: int, block_tokens: int) -> str | None:
+        """How a row that had drawn some tokens alone comes to another one, when it has to begin again."""
         known = self.alone[case].token_ids
-        scores: list[float] = []
-        for each in (known[at], token):
-            logprob = await self._logprob(client, [*case.prompt, *known[:at]], each)
-            if logprob is None:
-                return None
-            scores.append(logprob if case.temperature == 0 else logprob / case.temperature + _noise(case, at, each))
-        return abs(scores[0] - scores[1])
-
-    async def _logprob(self, client: Client, prompt: list[int], token: int) -> float | None:
-        """Of a token behind a prompt: forced, since log probabilities are those before; or as a part of the prompt.
-
-        A model may have ids that its tokenizer has not, which can't be forced.
-        """
-        body = {"model": client.shared["model"], "max_tokens": 1, "ignore_eos": True, "logprobs": 0}
-        status, answer = await client.post(TEXT, {**body, "prompt": prompt, "allowed_token_ids": [token]})
-        at = 0
-        if status != 200:
-            status, answer = await client.post(TEXT, {**body, "prompt": [*prompt, token], "echo": True})
-            at = len(prompt)
-        return float(answer["choices"][0]["logprobs"]["token_logprobs"][at]) if status == 200 else None
+        letters = [await _letters(client, known[:count]) if case.has_form else 0 for count in range(at + 1)]
+        for kept in _kept(len(case.prompt), at, block_tokens):
+            for drawn in range(1, at + 1):
+                if kept >= len(case.prompt) + drawn:
+                    continue
+                salt = {"cache_salt": f"{case.number}/{at}/{kept}/{drawn}"}
+                if kept:  # blocks of tokens that were drawn, which are taken from the cache then
+                    await client.ask(case.behind([], 0, kept - len(case.prompt) + 1, **salt), 0.0)
+                again = case.behind(known[:drawn], letters[drawn], at - drawn + 1, **salt)
+                answer = await client.ask(again, 0.0)
+                if answer.token_ids == [*known[drawn:at], token]:
+                    return f"begun again behind {drawn} drawn tokens, with {kept} tokens kept"
+        return None
 
 
-def _noise(case: Case, at: int, token: int) -> float:
-    """The Gumbel noise of a token, which follows from seed and position."""
-    position = len(case.prompt) + at - 1
-    return float(-np.log(-np.log(uniform_noise(case.seed, position, np.array([token]))))[0])
+def _kept(prompt: int, drawn: int, block_tokens: int) -> Iterator[int]:
+    """Tokens in blocks that a row may find again: none that were drawn, or some; a prompt's last token is drawn's."""
+    yield 0
+    first = -(-prompt // block_tokens) * block_tokens
+    yield from range(max(first, block_tokens), prompt + drawn, block_tokens)
+
+
+async def _letters(client: Client, tokens: Sequence[int]) -> int:
+    status, answer = await client.post("/detokenize", {"tokens": list(tokens)})
+    return len(answer["prompt"]) if status == 200 else 0

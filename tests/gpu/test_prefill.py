@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
 from support import north
+from support.tiny_models import cohere2_moe, qwen3_moe, rounding_for, spec_of
 
 from megakernel.model import ModelSpec, RoutedMlp
 from megakernel.tiling import TILE_COLUMNS, UNIT_ROWS
 from runtime.kv_pages import allocate, layer_groups, read
 from runtime.torch_model import Batch, Stretch, TorchModel
-from runtime.weights import LayerWeights, Weights
+from runtime.weights import LayerWeights, Weights, pack_weights
 
 pytestmark = pytest.mark.gpu
 
@@ -116,3 +118,37 @@ def test_no_sum_depends_on_where_a_prompt_is_cut(opened):
     for found, cache in others:
         assert all(torch.equal(a, b) for a, b in zip(cache, kv, strict=True))
         assert torch.equal(found, whole)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [cohere2_moe, partial(cohere2_moe, head_dim=64), qwen3_moe],
+    ids=["cohere2_moe", "wide heads", "qwen3_moe"],
+)
+@torch.no_grad()
+def test_nor_where_heads_are_small_and_blocks_of_keys_longer_than_pages(family):
+    """Bit for bit with every cut at a page's begin, as behind a cached prefix, a window passed long before."""
+    from runtime.gpu.card_model import CardModel
+
+    tokens, page_tokens = 400, 16
+    model = family(dtype=torch.bfloat16)
+    spec = spec_of(model)
+    tensors = {name: value.cuda() for name, value in model.state_dict().items()}
+    weights = pack_weights(spec, tensors, rounding_for(spec), torch.bfloat16)
+    texts = torch.arange(tokens) * 7 % 189
+    pages = torch.randperm(tokens // page_tokens, generator=torch.Generator().manual_seed(1)).cuda()
+    results: dict[int, list[torch.Tensor]] = {}
+    for cut in range(0, tokens, page_tokens):
+        pools = [allocate(spec, len(pages), page_tokens, torch.bfloat16, "cuda") for _ in spec.layers]
+        card = CardModel(spec, weights, pools)
+        parts = []
+        for begin, end in pairwise(sorted({0, cut, tokens})):
+            batch = Batch(
+                card.embed(texts[begin:end].cuda()), [Stretch(begin, end, (pages,) * len(layer_groups(spec)[0]))]
+            )
+            for layer in range(spec.num_layers):
+                card.layer(layer, batch)
+            parts.append(batch.stream)
+        results[cut] = [torch.cat(parts), *pools]
+    apart = [cut for cut, each in results.items() if not all(map(torch.equal, each, results[0]))]
+    assert not apart, f"cut before {apart} other bits come out"

@@ -3,7 +3,6 @@
 import asyncio
 import time
 
-import numpy as np
 import pytest
 from bench import soak as soaking
 from support.serving import END, VOCAB, listening
@@ -12,7 +11,6 @@ from runtime.bench.client import Answer, Client, connected
 from runtime.bench.load import Load
 from runtime.bench.sessions import shared_body
 from runtime.request import Stats
-from runtime.sampling import SamplingParams, sample
 
 pytestmark = pytest.mark.anyio
 
@@ -22,13 +20,13 @@ def script(context, sampling):
     return 20 + (sum(context) + sampling.seed) % 60
 
 
-async def soak(served, *, near_tie=0.0, timeout_s=20.0, cases=12, lengths=(200, 12), between=lambda: None, **options):
+async def soak(served, *, timeout_s=20.0, cases=12, lengths=(200, 12), between=lambda: None, **options):
     """Learn and soak for a second; `between` happens after the runs alone."""
     async with connected() as http:
         client = Client(http, served.url, timeout_s=timeout_s)
         client.shared = shared_body(Load(ignore_eos=False), "demo")
         made = soaking.make_cases(cases, seed=1, vocab_size=VOCAB, max_input=lengths[0], max_output=lengths[1])
-        judge = soaking.Judge(near_tie)
+        judge = soaking.Judge()
         await judge.learn(client, made)
         between()
         options = {"seconds": 1.0, "clients": 6, **options}
@@ -55,7 +53,7 @@ def test_cases_are_short_and_long_greedy_seeded_and_formed_and_share_beginnings(
     assert sum(length >= 2048 for length in lengths) >= 5
     assert max(lengths) <= 4096
     assert sum(case.temperature == 0 for case in cases) == 16
-    assert sum(case.form is not None for case in cases) == 6
+    assert sum(case.has_form for case in cases) == 6
     assert all(1 <= case.max_tokens <= 64 and max(case.prompt) < 1000 for case in cases)
     begins = [case.prompt[:8] for case in cases if len(case.prompt) >= 64]
     assert len(begins) - len(set(begins)) >= 3, "no two long prompts begin alike"
@@ -153,68 +151,77 @@ def test_memory_that_grows_is_told_from_memory_that_fills_once():
     assert not soaking.flatness([1.0, 9.0])["grows"], "two values say nothing"
 
 
-def rivals(distance, case_seed, temperature):
-    """Logits by which two tokens' scores are so far apart, the first ahead, at every position."""
+class Recomputing:
+    """A server whose tokens depend on which keys it computed as a prompt's and which when they were drawn."""
 
-    def answer(context, _sampling):
-        logits = np.full(VOCAB, -500.0)
-        logits[[30, 31]] = 0.0
-        if temperature:
-            params = SamplingParams(temperature=temperature, seed=case_seed)
-            low, high = -60.0, 60.0  # where the draw turns from one to the other
-            for _ in range(80):
-                logits[30] = (low + high) / 2
-                low, high = (low, logits[30]) if sample(logits, params, len(context) - 1) == 30 else (logits[30], high)
-            logits[30] = high
-        logits[30] += distance * (temperature or 1.0)
-        return logits
+    block_tokens = 8
 
-    return answer
+    def __init__(self):  # noqa: D107
+        self.cached = {}
 
+    def answer(self, prompt, max_tokens, salt=""):
+        kinds = []
+        while len(kinds) + self.block_tokens < len(prompt):
+            block = self.cached.get((salt, *prompt[: len(kinds) + self.block_tokens]))
+            if block is None:
+                break
+            kinds += block
+        kinds += ["prompt"] * (len(prompt) - 1 - len(kinds))
+        context, drawn = list(prompt), []
+        for _ in range(max_tokens):
+            kinds.append("drawn")
+            turns = sum(place * place for place, kind in enumerate(kinds) if kind == "drawn")
+            drawn.append(100 + (sum(context) + turns) % 997)
+            context.append(drawn[-1])
+        for end in range(self.block_tokens, len(kinds) + 1, self.block_tokens):
+            self.cached.setdefault((salt, *context[:end]), kinds[end - self.block_tokens : end])
+        return drawn
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(("distance", "passes"), [(0.02, True), (0.8, False)])
-async def test_a_near_tie_passes_and_anything_further_apart_does_not(temperature, distance, passes):
-    """The other token comes under load; how far its score is behind is known. Noise is drawn as the server draws it."""
-    case = soaking.Case(0, (5, 6, 7), 4, temperature, 11)
-    ahead = rivals(distance, case.seed, temperature)
-    is_loaded = False
-
-    def answer(context, sampling):
-        if is_loaded and len(context) == len(case.prompt) + 1 and sampling.seed == case.seed:
-            return 31
-        return ahead(context, sampling)
-
-    async with listening(script=answer) as served, connected() as http:
-        client = Client(http, served.url)
-        client.shared = shared_body(Load(ignore_eos=False), "demo")
-        for near_tie, wanted in ((0.1, passes), (0.0, False)):
-            judge, is_loaded = soaking.Judge(near_tie), False
-            await judge.learn(client, [case])
-            assert judge.alone[case].token_ids == [30] * 4
-            is_loaded = True
-            judge.hear(case, await client.ask(case.ask, 0.0))
-            is_loaded = False
-            distances = await judge.look(client)
-            assert judge.compared_tokens == 1, "what follows a difference is not compared"
-            assert (judge.wrong == []) is wanted
-            if near_tie:
-                assert list(distances.values()) == [pytest.approx(distance, abs=0.01)]
+    async def ask(self, ask, _due):
+        body = ask.body
+        return Answer(0.0, token_ids=self.answer(body["prompt"], body["max_tokens"], body["cache_salt"]))
 
 
-async def test_tokens_that_differ_by_more_are_left_out_up_to_their_share_and_what_has_no_score_never():
-    """The model has an id that its tokenizer has not; a server that does not know the model has no scores."""
-    case = soaking.Case(0, (5, 6, 7), 4, 0.0, 11)
-    async with listening(script=rivals(0.8, case.seed, 0.0)) as served, connected() as http:
-        client = Client(http, served.url)
-        for left_out, model, wrong in ((0.02, "demo", 0), (0.005, "demo", 1), (0.02, "nobody", 1)):
-            client.shared = shared_body(Load(ignore_eos=False), model)
-            judge = soaking.Judge(0.1, left_out)
-            judge.alone[case] = Answer(0.0, token_ids=[30] * 4, finish="length")
-            judge.compared_tokens = 100
-            judge.differences[case, 1, 31] = 1
-            distances = await judge.look(client)
-            assert (len(judge.wrong), len(distances)) == (wrong, model == "demo")
+@pytest.mark.parametrize(("drawn", "kept"), [(3, 0), (20, 0), (20, 24), (20, 32), (5, 16)])
+async def test_an_answer_that_was_begun_again_is_known_by_where(drawn, kept):
+    """The row had drawn so many tokens, and found blocks of so many of its tokens: behind the prompt's, or none."""
+    server, case = Recomputing(), soaking.Case(0, tuple(range(16)), 30, 0.0, 11)
+    alone = server.answer(case.prompt, 30, "alone")
+    if kept:
+        server.answer(case.prompt, kept - 15, "load")
+    found = alone[:drawn] + server.answer([*case.prompt, *alone[:drawn]], 30 - drawn, "load")
+    assert found != alone
+    judge = soaking.Judge(alone={case: Answer(0.0, token_ids=alone, finish="length")})
+    judge.hear(case, Answer(0.0, token_ids=found, finish="length"))
+    (way,) = (await judge.look(server, preemptions=1, block_tokens=8)).values()
+    assert judge.wrong == []
+    assert way == f"begun again behind {drawn} drawn tokens, with {kept} tokens kept"
+
+
+@pytest.mark.parametrize(("preemptions", "token", "wrong"), [(1, 0, 1), (0, None, 1), (2, None, 0), (1, None, 1)])
+async def test_an_answer_that_comes_in_no_way_is_wrong_and_so_are_more_than_rows_were_begun_again(
+    preemptions, token, wrong
+):
+    """A token that no beginning again gives; the right one where no row gave up its blocks, two did, and only one."""
+    server, case = Recomputing(), soaking.Case(0, tuple(range(16)), 30, 0.0, 11)
+    alone = server.answer(case.prompt, 30, "alone")
+    found = alone[:3] + server.answer([*case.prompt, *alone[:3]], 27, "load")
+    if token is not None:
+        found[3] = token
+    judge = soaking.Judge(alone={case: Answer(0.0, token_ids=alone, finish="length")})
+    for _ in range(2 if token is None else 1):
+        judge.hear(case, Answer(0.0, token_ids=found, finish="length"))
+    await judge.look(server, preemptions=preemptions, block_tokens=8)
+    assert len(judge.wrong) == wrong
+
+
+async def test_a_form_goes_on_where_it_stood():
+    case = soaking.Case(0, (5, 6), 4, 0.0, 11, has_form=True)
+    assert case.ask.body["structured_outputs"] == {"regex": "[a-z]{5,40}"}
+    assert case.behind([9, 8], 7, 2).body["structured_outputs"] == {"regex": "[a-z]{0,33}"}
+    assert case.behind([9], 2, 3).body | {"seed": 0} == case.ask.body | {
+        "prompt": [5, 6, 9], "max_tokens": 3, "structured_outputs": {"regex": "[a-z]{3,38}"}, "seed": 0,
+    }  # fmt: skip
 
 
 async def test_a_case_that_fails_alone_stops_the_soak():
@@ -236,5 +243,5 @@ def test_an_answer_whose_client_left_is_compared_as_far_as_it_came():
     judge.hear(case, Answer(0.0, token_ids=[1, 2, 3], finish="length"))
     judge.hear(case, Answer(0.0, token_ids=[1, 2, 3, 4], finish="stop"))
     assert len(judge.wrong) == 2
-    asyncio.run(judge.look(None))  # nothing is asked where no near-tie may pass
+    asyncio.run(judge.look(None, preemptions=0, block_tokens=8))  # nothing is asked where no row was begun again
     assert len(judge.wrong) == 3
