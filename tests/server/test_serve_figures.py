@@ -21,6 +21,7 @@ STEP = 0.01
 SIZES = script.Sizes(
     short=16, long=48, context=24, streams=(1, 3), stream_tokens=24, ttft_prompts=(2, 2), beside=3, beside_tokens=60,
     arrivals=(3, 2), arrival_rates=(20.0, 20.0), settle_s=0.1, closed_streams=2, closed_prompts=4, closed_tokens=8,
+    shapes=(6, 2), shape_tokens=8, shape_rate=20.0,
 )  # fmt: skip
 
 
@@ -75,6 +76,17 @@ async def test_the_closed_loop_counts_everything():
     assert found.value == record["output_throughput"] == pytest.approx(32 / record["duration"])
     assert found.value <= 2 / STEP
     assert found.holds is None
+
+
+async def test_other_shapes_share_beginnings_and_differ_in_lengths():
+    found, records = await figures("shapes")
+    assert [each.name for each in found] == ["shared-prefix, output", "agents, output", "ragged, output"]
+    assert all(each.value == record["output_throughput"] > 0 for each, record in zip(found, records, strict=True))
+    shared, agents, ragged = records
+    assert shared["total_output_tokens"] == 6 * 8
+    assert shared["cached_tokens"] > 0
+    assert agents["completed"] == 2 * 2
+    assert ragged["total_output_tokens"] not in {0, 6 * 8}
 
 
 @pytest.mark.parametrize(
