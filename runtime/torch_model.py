@@ -53,6 +53,13 @@ class Batch:
         """Residuals of each stretch."""
         return self.stream.split(self.sizes)
 
+    def only(self, kept: Sequence[int]) -> Batch:
+        """The batch without all stretches but these, whose numbers ascend."""
+        if len(kept) == len(self.stretches):
+            return self
+        streams = self.streams()
+        return Batch(torch.cat([streams[idx] for idx in kept]), [self.stretches[idx] for idx in kept])
+
 
 class TorchModel:
     """The model's mathematics over `pools`, one of KV pages a layer."""

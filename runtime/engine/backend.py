@@ -84,8 +84,9 @@ class Span:
 class Chunk:
     """Spans of different rows, computed together through `layers` (begin, end).
 
-    A chunk may come in several calls, which differ in `layers` only and follow one another from 0 to the last layer,
-    with decode calls between; a call that begins at layer 0 drops whatever chunk was unfinished.
+    A chunk may come in several calls, whose `layers` follow one another from 0 to the last, with decode calls between.
+    Spans of rows that have left meanwhile are missing from the later ones: their pages are others' now. A call that
+    begins at layer 0 drops whatever chunk was unfinished.
     """
 
     spans: tuple[Span, ...]

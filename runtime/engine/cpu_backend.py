@@ -36,23 +36,24 @@ class CpuBackend:
         self.rows, self.page_tokens, self.pages = rows, page_tokens, pages
         self.windows = self.model.windows
         self.prefill_tokens, self.prefill_layers, self.max_steps = (16, 512), model.num_layers, max_steps
-        self._unfinished: list[Stretch] = []
+        self._unfinished: dict[int, Stretch] = {}
 
     @torch.no_grad()
     def prefill(self, chunk: Chunk) -> tuple[Result, ...]:
         """See `Backend`; residuals wait here between the calls of a chunk that is cut by layers."""
         begin, end = chunk.layers
         if begin == 0:
-            self._unfinished = [
-                Stretch([self.model.embed(token) for token in span.tokens], span.begin, _pages(span.tables))
+            self._unfinished = {
+                span.slot: Stretch([self.model.embed(token) for token in span.tokens], span.begin, _pages(span.tables))
                 for span in chunk.spans
-            ]
+            }
+        stretches = [self._unfinished[span.slot] for span in chunk.spans]
         for layer in range(begin, end):
-            self.model.layer(layer, self._unfinished)
+            self.model.layer(layer, stretches)
         if end < self.prefill_layers:
             return ()
-        done, self._unfinished = self._unfinished, []
-        return tuple(self._results(chunk.spans, done))
+        self._unfinished = {}
+        return tuple(self._results(chunk.spans, stretches))
 
     @torch.no_grad()
     def decode(self, rows: Sequence[Row], steps: int) -> tuple[Result, ...]:

@@ -25,26 +25,34 @@ SLICE = 0.94
 
 @dataclass
 class Plan:
-    """A chunk whose rows have pages; `layer` layers of it are done. `stays` tell the rows' admissions apart."""
+    """A chunk whose rows have pages; `layer` layers of it are done. `stays` tell the rows' admissions apart.
+
+    It `is_whole` while all rows that it began with are there.
+    """
 
     sequences: list[Sequence] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     stays: list[int] = field(default_factory=list)
     layer: int = 0
     seconds: float = 0.0
+    is_whole: bool = True
 
     @property
     def tokens(self) -> int:
         """Tokens of all spans."""
         return sum(len(span.tokens) for span in self.spans)
 
-    @property
-    def is_valid(self) -> bool:
-        """Whether all rows are still where they were; otherwise their pages may be others' by now."""
-        return all(
-            sequence.slot is not None and sequence.admissions == stay
-            for sequence, stay in zip(self.sequences, self.stays, strict=True)
-        )
+    def leave_out_who_left(self) -> None:
+        """Go on without rows that are not where they were: their pages may be others' by now."""
+        here = [
+            number
+            for number, (sequence, stay) in enumerate(zip(self.sequences, self.stays, strict=True))
+            if sequence.slot is not None and sequence.admissions == stay
+        ]
+        self.is_whole = self.is_whole and len(here) == len(self.spans)
+        self.sequences = [self.sequences[number] for number in here]
+        self.spans = [self.spans[number] for number in here]
+        self.stays = [self.stays[number] for number in here]
 
 
 class Prefill:
@@ -59,9 +67,11 @@ class Prefill:
 
     @property
     def is_cut(self) -> bool:
-        """Whether a chunk is done in part, its rows still there."""
-        if self._plan is not None and not self._plan.is_valid:
-            self._plan = None
+        """Whether a chunk is done in part, some of its rows still there."""
+        if self._plan is not None:
+            self._plan.leave_out_who_left()
+            if not self._plan.spans:
+                self._plan = None
         return self._plan is not None
 
     def begin(self, plan: Plan) -> None:
@@ -95,7 +105,8 @@ class Prefill:
         if end < layers:
             return seconds, None, ()
         self._plan = None
-        self._cost.observe(plan.tokens, plan.seconds)
+        if plan.is_whole:
+            self._cost.observe(plan.tokens, plan.seconds)
         return seconds, plan, results
 
     def _fitting_layers(self, plan: Plan) -> int:

@@ -57,6 +57,7 @@ class GpuBackend:
         self.prefill_tokens, self.prefill_layers, self.max_steps = PREFILL_TOKENS, model.model.num_layers, max_steps
         self._ahead = Ahead(tables)
         self._unfinished: Batch | None = None
+        self._slots: list[int] = []  # of its stretches
 
     @torch.no_grad()
     def prefill(self, chunk: Chunk) -> tuple[Result, ...]:
@@ -68,7 +69,9 @@ class GpuBackend:
             stretches = [Stretch(span.begin, span.end, tuple(map(self._placed, span.tables))) for span in chunk.spans]
             tokens = [token for span in chunk.spans for token in span.tokens]
             self._unfinished = Batch(self.model.embed(self._placed(tokens)), stretches)
-        batch = self._unfinished
+        elif self._unfinished is not None:
+            self._unfinished = self._unfinished.only([self._slots.index(span.slot) for span in chunk.spans])
+        batch, self._slots = self._unfinished, [span.slot for span in chunk.spans]
         assert batch is not None, "a chunk begins with its first layer"
         for layer in range(begin, end):
             self.model.layer(layer, batch)

@@ -23,9 +23,7 @@ from runtime.torch_model import Batch, TorchModel
 from runtime.weights import LayerWeights
 
 KEY_BLOCK = 128
-"""Keys that flash attention weighs at once: so many for heads of up to 64 dims, half as many for larger ones.
-
-What lies before a window in its first block may be of another row: it is finite, and weighs nothing."""
+"""Keys that flash attention weighs at once: so many for heads of up to 64 dims, half as many for larger ones."""
 
 
 class CardModel(TorchModel):
@@ -72,9 +70,11 @@ class CardModel(TorchModel):
         queries_end, keys_end = [0], [0]
         for stretch in batch.stretches:
             # from a block's begin: blocks of keys are the same then, and so are sums, wherever a prompt is cut
-            first = 0 if window is None else max(0, stretch.begin + 1 - window) // KEY_BLOCK * KEY_BLOCK
+            window_begin = 0 if window is None else max(0, stretch.begin + 1 - window)
+            first = window_begin // KEY_BLOCK * KEY_BLOCK
             seen = torch.arange(first, stretch.end, dtype=torch.int32, device=device)
-            slot = stretch.pages[group].int()[seen // page_tokens] * page_tokens + seen % page_tokens
+            there = seen.clamp(min=window_begin)  # pages before may be others' by now
+            slot = stretch.pages[group].int()[there // page_tokens] * page_tokens + there % page_tokens
             place, before = seen + (keys_end[-1] - first), stretch.begin - first
             positions.append(seen[before:])
             for parts, own in ((slots, slot[before:]), (at, place[before:])):

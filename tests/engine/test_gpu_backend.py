@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from support.ahead import interpreted
 from support.engines import request, run, solo, tiny_backend
 from support.engines import with_settings as engine_settings
 
 from runtime.engine import EngineCore
-from runtime.sampling import SamplingParams
+from runtime.engine.backend import Chunk, Span, Want
+from runtime.sampling import GREEDY, SamplingParams
 
 SHARED = [idx % 180 + 4 for idx in range(40)]
 
@@ -47,3 +49,33 @@ def test_a_small_pool_sends_rows_back_and_changes_no_answer():
     assert core.stats().preemptions > 0
     for each in asked:
         assert answers[each.id].tokens == solo(tiny_backend(), each).tokens
+
+
+@pytest.mark.parametrize("open_backend", [interpreted, tiny_backend], ids=["card", "cpu"])
+@pytest.mark.parametrize("family", ["cohere2_moe", "qwen3_moe"])
+@pytest.mark.parametrize("gone", [0, 1, 2])
+def test_a_chunk_cut_by_layers_goes_on_without_a_row(open_backend, family, gone):
+    """The others' logits are those they have with it, to the bit; the pages of the one that left are let alone."""
+    texts = [SHARED[:9], SHARED[5:21], SHARED[3:10]]
+    kept = [idx for idx in range(3) if idx != gone]
+    results = []
+    for leaves in (False, True):
+        backend = open_backend(family)
+        last = (backend.model.pools if open_backend is interpreted else backend.model.kv)[-1].zero_()
+        tables = [tuple(np.arange(4 * idx, 4 * idx + 4, dtype=np.int32) for _ in backend.windows) for idx in range(3)]
+        spans = [
+            Span(idx, texts[idx], 0, GREEDY, Want.ALL_LOGITS, tables[idx], tables_changed=True) for idx in range(3)
+        ]
+        assert backend.prefill(Chunk(tuple(spans), (0, 1))) == ()
+        if leaves:
+            spans = [spans[idx] for idx in kept]
+        found = {}
+        for layer in range(1, backend.prefill_layers):
+            answers = backend.prefill(Chunk(tuple(spans), (layer, layer + 1)))
+            found = {span.slot: answer.logits for span, answer in zip(spans, answers, strict=False)}
+        assert bool(last[4 * gone : 4 * gone + 4].any()) is not leaves
+        results.append(found)
+    whole, rest = results
+    assert list(rest) == kept
+    for slot in kept:
+        assert np.array_equal(rest[slot], whole[slot])

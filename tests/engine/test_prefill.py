@@ -103,7 +103,7 @@ def test_short_prompts_share_a_chunk() -> None:
 
 
 @pytest.mark.parametrize("leave", ["abort", "send back"])
-def test_a_chunk_cut_by_layers_is_dropped_when_a_row_of_it_leaves(leave: str) -> None:
+def test_a_chunk_cut_by_layers_goes_on_without_a_row_that_leaves(leave: str) -> None:
     backend = Timed(0.08, 1e-5, prefill_tokens=(256, 1024), prefill_layers=8)
     core, answers = EngineCore(backend, clock=lambda: backend.now), {}
     core.submit(request("a", [5], 100))
@@ -122,7 +122,9 @@ def test_a_chunk_cut_by_layers_is_dropped_when_a_row_of_it_leaves(leave: str) ->
     else:  # as for a better row that needs its pages
         core.roster.send_back(core.roster.by_id["b"])
     step(core, answers)
-    assert backend.chunks[-1].layers[0] == 0
+    before, after = backend.chunks[-2:]
+    assert after.layers[0] == before.layers[1]
+    assert [len(span.tokens) for span in after.spans] == [41]
     while core.has_work:
         step(core, answers)
     assert answers["c"].tokens == mixed_reply(texts["c"], 3)
