@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from megakernel import limits
+from megakernel import limits, live
 from megakernel.assets import asset
 from megakernel.build import BuiltStep, build_step
 from megakernel.config import ConfigError, load_json, load_toml
@@ -106,8 +106,15 @@ def _measured(model: ModelSpec, bucket: Bucket, rounding: Rounding) -> Served | 
 
 
 def for_rows(model: ModelSpec, bucket: Bucket, base: Choices, chip: HardwareSpec) -> Choices:
-    """The choices with as many tasks that merge as rows bring heads, and as many stages as rows leave room for."""
-    cut = base.cut.model_copy(update={"merge": min(base.cut.merge * bucket.rows, chip.num_sms)})
+    """The choices with as many tasks that merge as rows bring heads, and as many stages as rows leave room for.
+
+    Attention is dealt to no more SMs than it has units at the bucket's nominal length: a share without one is a record
+    all the same, and its SM is late for what follows.
+    """
+    chunks = live.chunk_end(bucket.nominal_context_tokens - 1, base.rounding.chunk_tokens)
+    units = chunks * model.num_kv_heads * bucket.rows
+    merge = min(base.cut.merge * bucket.rows, chip.num_sms)
+    cut = base.cut.model_copy(update={"attend": min(base.cut.attend, units), "merge": merge})
     return limits.fitting_ring(model, bucket, base.model_copy(update={"cut": cut}), chip)
 
 

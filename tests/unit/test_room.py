@@ -89,6 +89,15 @@ def test_no_sm_merges_more_heads_one_after_another_than_it_must():
             assert (merges["end"].astype(int) - merges["begin"]).max() == -(-heads // chip.num_sms)
 
 
+@pytest.mark.parametrize(
+    ("max_tokens", "shares"), [(512, [8, 16, 32, 64]), (2048, [32, 64, 128, 132]), (16384, [132] * 4)]
+)
+def test_attention_to_a_short_context_is_dealt_to_no_more_sms_than_it_has_units(max_tokens, shares):
+    """North has four KV heads, a chunk 128 tokens: at half the length that is allowed, eight chunks of 2,048."""
+    served = fitting(north.model(), 8, max_tokens, north.chip())
+    assert [each.step.choices.cut.attend for each in served] == shares
+
+
 def test_tables_for_all_numbers_of_rows_share_their_rounding():
     served = fitting(north.model(), 6, 8192, north.chip())
     assert [each.step.bucket.rows for each in served] == [1, 2, 4, 6]
