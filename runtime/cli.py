@@ -155,9 +155,9 @@ def microbench(
     out: Annotated[str, typer.Option(help="Where the JSON record goes.")],
     chip: Annotated[str, typer.Option(help="The chip's description.")] = "configs/hardware/h200.toml",
 ) -> None:
-    """Measure what a chip's steps cost: skeletons of a step, other copy sizes, ways of handing over."""
+    """Measure what a card's steps cost: streamed steps, ways of handing over, single signals, hand-offs, copies."""
     _need_card()
-    from runtime.gpu.campaign import microbench as run_microbench  # noqa: PLC0415 - torch and the compiler
+    from runtime.gpu.microbench import microbench as run_microbench  # noqa: PLC0415 - torch and the compiler
 
     check_writable(out)
     found = run_microbench(load_hardware(locate(chip)))

@@ -1,4 +1,4 @@
-"""What `runtime check`, `measure`, `trace` and `microbench` do: from a file to tables on a card, and back to a record.
+"""What `runtime check`, `measure` and `trace` do: from a file to tables on a card, and back to a record.
 
 Owns the shape of configs/measure/*.toml. A variant is choices, assignments to them, and kernel options; all variants of
 a file share one model, one bucket and one live state, so that weights are allocated once.
@@ -29,9 +29,8 @@ from runtime.gpu.compile import compile_kernel
 from runtime.gpu.launch import LoadedTable
 from runtime.gpu.measure import Timed, record, take
 from runtime.gpu.postmortem import GraphTitles
-from runtime.gpu.skeleton import RING_CELLS, SHIPPED_CELLS
 from runtime.gpu.specialize import KernelOptions, specialize
-from runtime.gpu.streaming import PlanBench, SkeletonBench
+from runtime.gpu.streaming import PlanBench
 from runtime.gpu.trace import to_timeline
 
 
@@ -216,50 +215,6 @@ def trace(campaign: Campaign, name: str | None = None) -> tuple[Timeline, Sample
     step = campaign.steps[variant.name]
     titles = GraphTitles(step.graph, step.counter_titles)
     return to_timeline(step.table, titles, traced.trace(), variant.name), without, with_trace
-
-
-def microbench(chip: HardwareSpec, *, rounds: int = 7) -> Record:
-    """The skeleton data set, other copy sizes, and hand-off variants, on the present card."""
-    card = read_card()
-    bench = SkeletonBench(chip)
-    timed: dict[str, Timed] = {}
-    for cell in (*SHIPPED_CELLS, *RING_CELLS):
-        timed[f"default | {cell.name}"] = bench.load(cell, _released()).time_ms
-    for title, options in HANDOFF_VARIANTS.items():
-        for cell in HANDOFF_CELLS:
-            timed[f"{title} | {cell.name}"] = bench.load(cell, options).time_ms
-    return record("microbench", card, take(timed, rounds=rounds), bytes=bench.num_bytes)
-
-
-def _released(**options: int) -> KernelOptions:
-    """Options of a cell whose arrivals are releases, as those of the data set are that it is compared with."""
-    return KernelOptions.model_validate({**options, "arrival": "release"})
-
-
-HANDOFF_VARIANTS = {
-    "every warp polls": _released(pollers=8, poll_stagger_cycles=0),
-    "2 pollers": _released(pollers=2),
-    "4 pollers": _released(pollers=4),
-    "100 ns between polls": _released(poll_pause_ns=100),
-    "fence, relaxed add": KernelOptions(arrival="fence"),
-    "read-back arrival": KernelOptions(arrival="read_back"),
-    "relaxed arrival": KernelOptions(arrival="relaxed"),
-    "counters 4 bytes apart": _released(counter_stride=1),
-    "no proxy fence": _released(proxy_fence=False),
-    "2 slots": _released(slots=2),
-    "4 warps": _released(consumer_warps=4),
-    "12 warps": _released(consumer_warps=12),
-    "default L2 policy": _released(evict_first=False),
-}
-"""Ways of doing a hand-off, each against the default."""
-
-HANDOFF_CELLS = tuple(
-    cell
-    for cell in SHIPPED_CELLS
-    if cell.skeleton.order == ("QKV", "ATT", "UP", "DOWN", "O")
-    and not cell.skeleton.load_after_wait
-    and (cell.skeleton.free or cell.key in {(40, 0), (40, 1000), (None, 1000)})
-)
 
 
 def fitting(campaign: Campaign) -> Card:

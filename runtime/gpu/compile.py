@@ -1,7 +1,8 @@
 """Compiles csrc for one specialization, without a card: NVRTC in, a cubin and its resources out, cached by content.
 
 Owns the compiler's flags, the cache and the ceilings on registers, spills and shared memory. The cache key is made of
-every file of csrc, the rendered constants, the flags and the compiler's version, so that nothing stale can load.
+every file of csrc, which of them is compiled, the rendered constants, the flags and the compiler's version, so that
+nothing stale can load.
 """
 
 from __future__ import annotations
@@ -58,23 +59,34 @@ def compile_kernel(
     specialization: Specialization, architecture: str, *, cache_directory: Path | None = None
 ) -> CompiledKernel:
     """Compile, or take from the cache; ConfigError when the kernel breaks a ceiling."""
-    flags = _flags(architecture)
     rendered = specialization.render()
-    parts = (csrc_fingerprint(), rendered, " ".join(flags), compiler_version())
+    cubin, resources = compile_source("decode_step.cu", ENTRY, rendered, architecture, cache_directory=cache_directory)
+    check_ceilings(resources, specialization)
+    return CompiledKernel(cubin, resources, specialization, architecture)
+
+
+def compile_source(
+    source: str, kernel: str, rendered: str, architecture: str, *, cache_directory: Path | None = None
+) -> tuple[bytes, Resources]:
+    """Compile the one kernel of a file of csrc, or take it from the cache: a cubin, and what it takes.
+
+    `rendered` is the text of its `rendered.cuh`. ConfigError when it does not compile, or nothing can be kept.
+    """
+    flags = _flags(architecture)
+    parts = (csrc_fingerprint(), source, rendered, " ".join(flags), compiler_version())
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     entry = (cache_directory or default_cache()) / key
     if not entry.is_dir():
-        cubin, log = _compile(rendered, flags)
+        cubin, log = _compile(source, rendered, flags)
+        resources = _RESOURCES.dump_json(read_resources(log, kernel))
         try:
-            _publish(entry, {"kernel.cubin": cubin, "resources.json": _RESOURCES.dump_json(read_resources(log))})
+            _publish(entry, {"kernel.cubin": cubin, "resources.json": resources})
         except OSError as error:
             raise ConfigError(
                 f"{entry.parent}: no kernel can be kept there: {error.strerror}; needed: a folder to write to, which "
                 "XDG_CACHE_HOME can name"
             ) from None
-    resources = _RESOURCES.validate_json((entry / "resources.json").read_bytes())
-    check_ceilings(resources, specialization)
-    return CompiledKernel((entry / "kernel.cubin").read_bytes(), resources, specialization, architecture)
+    return (entry / "kernel.cubin").read_bytes(), _RESOURCES.validate_json((entry / "resources.json").read_bytes())
 
 
 def compile_ahead(specializations: Iterable[Specialization], architecture: str) -> None:
@@ -131,9 +143,9 @@ def compiler_version() -> str:
     return f"nvrtc {major}.{minor}"
 
 
-def read_resources(log: str) -> Resources:
+def read_resources(log: str, kernel: str = ENTRY) -> Resources:
     """Resources from the assembler's report on the one kernel."""
-    report = log[log.index(f"'{ENTRY}'") :]
+    report = log[log.index(f"'{kernel}'") :]
     return Resources(
         registers=_number(r"Used (\d+) registers", report),
         spill_bytes=_number(r"(\d+) bytes spill stores", report) + _number(r"(\d+) bytes spill loads", report),
@@ -157,10 +169,10 @@ def _flags(architecture: str) -> list[str]:
     ]
 
 
-def _compile(rendered: str, flags: list[str]) -> tuple[bytes, str]:
+def _compile(source: str, rendered: str, flags: list[str]) -> tuple[bytes, str]:
     root = asset("csrc")
-    source = (root / "decode_step.cu").read_bytes()
-    status, program = nvrtc.nvrtcCreateProgram(source, b"decode_step.cu", 1, [rendered.encode()], [b"rendered.cuh"])
+    text = (root / source).read_bytes()
+    status, program = nvrtc.nvrtcCreateProgram(text, source.encode(), 1, [rendered.encode()], [b"rendered.cuh"])
     _check(status)
     try:
         options = [flag.encode() for flag in (*flags, f"--include-path={root}", f"--include-path={root / 'nvrtc'}")]
@@ -169,14 +181,14 @@ def _compile(rendered: str, flags: list[str]) -> tuple[bytes, str]:
         _check(size_status)
         log = b" " * size
         _check(*nvrtc.nvrtcGetProgramLog(program, log))
-        text = log.decode(errors="replace").rstrip("\0 \n")
+        said = log.decode(errors="replace").rstrip("\0 \n")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise ConfigError(f"csrc does not compile ({status.name}):\n{text}")
+            raise ConfigError(f"csrc does not compile ({status.name}):\n{said}")
         size_status, size = nvrtc.nvrtcGetCUBINSize(program)
         _check(size_status)
         cubin = b" " * size
         _check(*nvrtc.nvrtcGetCUBIN(program, cubin))
-        return cubin, text
+        return cubin, said
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 

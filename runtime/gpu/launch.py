@@ -80,19 +80,11 @@ class LoadedTable:
         if proved_digest is not None and proved_digest != table.digest:
             raise ConfigError(f"table {table.digest} was not verified; {proved_digest} was")
         self.table, self.titles, self.compiled = table, titles, compiled
-        device = Device(torch.cuda.current_device())
-        device.set_current()
+        device_id = take_device()
         self._code = ObjectCode.from_cubin(compiled.cubin)
         self._kernel = self._code.get_kernel(ENTRY)
         spec = compiled.specialization
-        _check(
-            driver.cuKernelSetAttribute(
-                driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                spec.shared_bytes,
-                self._kernel.handle,
-                driver.CUdevice(device.device_id),
-            )
-        )
+        allow_shared_memory(self._kernel.handle, device_id, spec.shared_bytes)
         if self.blocks_per_sm < 1:
             raise ConfigError("no block of this kernel fits on an SM of the card: fewer ring stages would")
         self._config = LaunchConfig(
@@ -267,6 +259,19 @@ class LoadedTable:
     def _words(self, begin: int, count: int) -> np.ndarray:
         tensor: Tensor = self._control[begin : begin + count]
         return tensor.cpu().numpy().view("<u4")
+
+
+def take_device() -> int:
+    """Make torch's present device the one that code is loaded to; its number."""
+    device = Device(torch.cuda.current_device())
+    device.set_current()
+    return device.device_id
+
+
+def allow_shared_memory(kernel: object, device_id: int, num_bytes: int) -> None:
+    """Let a kernel, by its handle, take so much dynamic shared memory."""
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    _check(driver.cuKernelSetAttribute(attribute, num_bytes, kernel, driver.CUdevice(device_id)))
 
 
 def _check(result: tuple[object, ...]) -> None:

@@ -1,7 +1,7 @@
-"""Tables without a model: the streaming skeleton of a step, whose measured times ship as tests/data/skeleton-h200.csv.
+"""The streaming skeleton of a step, whose measured times ship as tests/data/skeleton-h200.csv.
 
-Owns the skeleton's phases, counts and dependencies, written as records that the kernel, the trace and the post-mortem
-read like any other. Every SM streams the same copies of every phase from one arena (the kernel's linear walk). Pure.
+Owns the skeleton's phases, counts and dependencies. Every SM streams the same copies of every phase from one arena.
+Pure.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megakernel.abi import ABI_VERSION, HEADER, RECORD, TABLE_MAGIC
 from megakernel.counters import NONE
 from megakernel.kinds import TaskKind
-from megakernel.table import TaskTable
+from megakernel.table import Records
 from megakernel.tiling import Ring
+from runtime.gpu.linear import LinearTable, LinearTitles, for_all, linear_table, phase_record, set_waits
 
 LAYERS = 49
 HEAD_COPIES = 993
@@ -49,38 +49,17 @@ class Skeleton:
     free: bool = False
 
 
-@dataclass(frozen=True)
-class SkeletonTitles:
-    """Names by number."""
-
-    tasks: tuple[str, ...]
-    counters: tuple[str, ...]
-
-    def task(self, number: int) -> str:
-        """A task's name."""
-        return self.tasks[number]
-
-    def counter(self, index: int) -> str:
-        """A counter's name."""
-        return f"counter {index} ({self.counters[index]})"
-
-
-def build_skeleton(skeleton: Skeleton, num_sms: int, layers: int = LAYERS) -> tuple[TaskTable, SkeletonTitles]:
-    """Table of a skeleton; its arena holds `arena_bytes`."""
+def build_skeleton(skeleton: Skeleton, num_sms: int, layers: int = LAYERS) -> LinearTable:
+    """Table of a skeleton."""
     column = _Column(skeleton, num_sms, layers)
     for layer in range(layers):
         for phase in skeleton.order:
             column.phase(layer, phase)
     column.head()
-    one = np.concatenate(column.rows)
-    per_sm = len(one)
-    records = np.tile(one, num_sms)
-    # Reference order: phase after phase, in each all SMs.
-    records["task"] = np.tile(np.arange(per_sm) * num_sms, num_sms) + np.repeat(np.arange(num_sms), per_sm)
-    names = [*(f"L{layer}.{phase}" for layer in range(layers) for phase in skeleton.order), "HEAD"]
-    tasks = tuple(f"{name}[{sm}]" for name in names for sm in range(num_sms))
+    names = (*(f"L{layer}.{phase}" for layer in range(layers) for phase in skeleton.order), "HEAD")
     totals = np.full(0 if skeleton.free else len(column.titles), num_sms, "<u4")
-    return _table(records, totals, num_sms, skeleton.ring), SkeletonTitles(tasks, column.titles)
+    table = linear_table(for_all(column.rows, num_sms), totals, num_sms, skeleton.ring)
+    return LinearTable(table, LinearTitles(names, column.titles, num_sms))
 
 
 class _Column:
@@ -92,7 +71,7 @@ class _Column:
         self.counters = {place: idx for idx, place in enumerate(places)}
         self.titles = tuple(f"L{layer}.{phase}" for layer, phase in places)
         self.scale = skeleton.ring.copy_bytes / COPY_BYTES
-        self.rows: list[np.ndarray] = []
+        self.rows: list[Records] = []
         self.wanted = 0  # copies of 8 KB so far
         self.copies = 0  # copies of this ring so far, which round the running total: nothing is lost
 
@@ -119,41 +98,13 @@ class _Column:
     ) -> None:
         self.wanted += wanted
         end = round(self.wanted / self.scale)
-        row = np.zeros(1, RECORD.dtype)
-        row["kind"], row["layer"], row["hold_copies"] = kind, layer, 1
-        row["begin"], row["end"] = self.copies, end
+        row = phase_record(kind, layer, self.copies, end)
         self.copies = end
-        row["inputs"] = row["outputs"] = row["early"] = row["arrive"] = NONE
         if not self.skeleton.free:
             row["early"], row["arrive"] = signals
             for name, counters in zip(("load", "run"), waits, strict=True):
-                row[f"num_{name}_waits"] = len(counters)
-                for slot, counter in enumerate(counters):
-                    row[f"{name}_waits"][0, slot] = (counter, 0, self.num_sms)
+                set_waits(row, name, [(counter, self.num_sms) for counter in counters])
         self.rows.append(row)
-
-
-def arena_bytes(table: TaskTable) -> int:
-    """Bytes that the linear walk of a table touches."""
-    return int(table.records["end"].max()) * table.num_sms * int(table.header["copy_bytes"][0])
-
-
-def _table(records: np.ndarray, totals: np.ndarray, num_sms: int, ring: Ring) -> TaskTable:
-    header = np.zeros(1, HEADER.dtype)
-    values = {
-        "magic": TABLE_MAGIC,
-        "abi_version": ABI_VERSION,
-        "num_sms": num_sms,
-        "num_records": len(records),
-        "num_counters": len(totals),
-        "copy_bytes": ring.copy_bytes,
-        "ring_stages": ring.stages,
-        "in_flight_cap_bytes": ring.in_flight_cap_bytes or 0,
-    }
-    for name, value in values.items():
-        header[name] = value
-    offsets = np.arange(num_sms + 1, dtype="<u4") * (len(records) // num_sms)
-    return TaskTable(header, offsets.astype("<u4"), totals, records)
 
 
 @dataclass(frozen=True)
@@ -162,6 +113,10 @@ class SkeletonCell:
 
     skeleton: Skeleton
     work_cycles: int = 0
+
+    def build(self, num_sms: int) -> LinearTable:
+        """Its table."""
+        return build_skeleton(self.skeleton, num_sms)
 
     @property
     def key(self) -> tuple[int | None, int]:

@@ -1,7 +1,8 @@
-"""Tables ready to be timed: skeletons of a step, and real plans, streaming or computing.
+"""Tables ready to be timed: those without a model, and real plans, streaming or computing.
 
-Owns the way from a cell or from choices to a loaded table. Every real table is verified first; the free stream of a
-plan is the one exception: its waits and arrivals are taken out, which is harmless as long as nothing is computed.
+Owns the way from a table without a model, or from choices, to a loaded one. Every real table is verified first; the
+free stream of a plan is the one exception: its waits and arrivals are taken out, which is harmless as long as nothing
+is computed.
 """
 
 from __future__ import annotations
@@ -19,17 +20,12 @@ from megakernel.table import TaskTable
 from megakernel.verify import verify
 from runtime.gpu.buffers import Addresses, Drawn, StepBuffers, random_bytes, random_inputs, upload
 from runtime.gpu.compile import compile_kernel
+from runtime.gpu.even import NEXT, Even
 from runtime.gpu.launch import NO_WORK, LoadedTable, Work
+from runtime.gpu.linear import LinearTable
 from runtime.gpu.postmortem import GraphTitles
-from runtime.gpu.skeleton import (
-    ROUTER_CYCLES,
-    SHIPPED_CELLS,
-    TOP_K_CYCLES,
-    SkeletonCell,
-    arena_bytes,
-    build_skeleton,
-)
-from runtime.gpu.specialize import KernelOptions, specialize, specialize_linear
+from runtime.gpu.skeleton import ROUTER_CYCLES, SHIPPED_CELLS, TOP_K_CYCLES, SkeletonCell
+from runtime.gpu.specialize import KernelOptions, Specialization, specialize, specialize_linear
 
 MAX_COPY_BYTES = 65536
 
@@ -38,27 +34,31 @@ class UnsoundTableError(ConfigError):
     """`verify` refuses the table."""
 
 
-class SkeletonBench:
-    """Loads skeletons over one arena."""
+class LinearBench:
+    """Loads tables without a model over one arena."""
 
     def __init__(self, chip: HardwareSpec) -> None:
-        """Allocate the arena for the chip's SMs."""
+        """Allocate the arena for the chip's SMs: what the skeleton streams is the most."""
         self.chip = chip
-        table, _ = build_skeleton(SHIPPED_CELLS[0].skeleton, chip.num_sms)
-        self.num_bytes = arena_bytes(table)
+        self.num_bytes = SHIPPED_CELLS[0].build(chip.num_sms).arena_bytes
         # Another copy size rounds every SM's last copy up.
-        self._arena = random_bytes(self.num_bytes + MAX_COPY_BYTES * chip.num_sms)
+        self.arena = random_bytes(self.num_bytes + MAX_COPY_BYTES * chip.num_sms)
 
-    def load(self, cell: SkeletonCell, options: KernelOptions) -> LoadedTable:
-        """A cell, armed."""
-        table, titles = build_skeleton(cell.skeleton, self.chip.num_sms)
-        compiled = compile_kernel(specialize_linear(table, self.chip, options), self.chip.architecture)
-        loaded = LoadedTable(compiled, table, titles, proved_digest=None)
-        loaded.arm(Addresses(arena=self._arena.data_ptr()), work=work_of(cell))
+    def specialization(self, built: LinearTable, options: KernelOptions) -> Specialization:
+        """What the kernel of a table is compiled for."""
+        return specialize_linear(built.table, self.chip, options)
+
+    def load(self, built: LinearTable, options: KernelOptions, work: Work) -> LoadedTable:
+        """A table, armed; ConfigError when it reads more than the arena has."""
+        if built.arena_bytes > self.arena.numel():
+            raise ConfigError(f"a table reads {built.arena_bytes} bytes, the arena has {self.arena.numel()}")
+        compiled = compile_kernel(self.specialization(built, options), self.chip.architecture)
+        loaded = LoadedTable(compiled, built.table, built.titles, proved_digest=None)
+        loaded.arm(Addresses(arena=self.arena.data_ptr()), work=work)
         return loaded
 
 
-def work_of(cell: SkeletonCell) -> Work:
+def skeleton_work(cell: SkeletonCell) -> Work:
     """Cycles by kind: after every wait, and the router's two parts where there is work at all."""
     if cell.skeleton.free or not cell.work_cycles:
         return NO_WORK
@@ -68,6 +68,11 @@ def work_of(cell: SkeletonCell) -> Work:
         early={TaskKind.PROJECT: ROUTER_CYCLES},
         run=dict.fromkeys(waiting, cell.work_cycles),
     )
+
+
+def even_work(even: Even) -> Work:
+    """Cycles after every wait; the first phase has another kind, and none."""
+    return Work(run={NEXT: even.work_cycles}) if even.work_cycles else NO_WORK
 
 
 class PlanBench:

@@ -84,7 +84,7 @@ def test_the_skeleton_compiles(cache):
     from runtime.gpu.skeleton import Skeleton, build_skeleton
 
     ring = Ring(copy_bytes=8192, stages=25, in_flight_cap_bytes=40960)
-    table, _ = build_skeleton(Skeleton(("QKV", "UP", "ATT", "DOWN", "O"), ring), 132)
+    table = build_skeleton(Skeleton(("QKV", "UP", "ATT", "DOWN", "O"), ring), 132).table
     compile_kernel(specialize_linear(table, small.chip(), KernelOptions()), "sm_90a", cache_directory=cache)
 
 

@@ -13,7 +13,6 @@ from runtime.gpu.skeleton import (
     SHIPPED_ORDERS,
     SHIPPED_RING,
     Skeleton,
-    arena_bytes,
     build_skeleton,
 )
 
@@ -29,14 +28,15 @@ def test_the_cells_are_those_of_the_data_set():
 
 @pytest.mark.parametrize("ring", [SHIPPED_RING, Ring(copy_bytes=16384, stages=12), Ring(copy_bytes=4096, stages=50)])
 def test_no_copy_size_loses_bytes(ring):
-    table, _ = build_skeleton(Skeleton(SHIPPED_ORDERS[0], ring), SMS)
-    assert 0 <= arena_bytes(table) - 7_061_176_320 <= SMS * ring.copy_bytes / 2
+    built = build_skeleton(Skeleton(SHIPPED_ORDERS[0], ring), SMS)
+    assert 0 <= built.arena_bytes - 7_061_176_320 <= SMS * ring.copy_bytes / 2
 
 
 @pytest.mark.parametrize("order", SHIPPED_ORDERS, ids=" ".join)
 def test_every_wait_is_met_by_records_before_it(order):
     """All SMs have one list, so walking it once with all SMs in step meets every wait or never does."""
-    table, titles = build_skeleton(Skeleton(order, SHIPPED_RING), SMS)
+    built = build_skeleton(Skeleton(order, SHIPPED_RING), SMS)
+    table, titles = built.table, built.titles
     arrived = np.zeros(table.num_counters, dtype=int)
     for record in table.sm_records(0):
         for phase in ("load", "run"):
@@ -50,7 +50,7 @@ def test_every_wait_is_met_by_records_before_it(order):
 
 
 def test_the_free_stream_waits_for_nothing():
-    table, _ = build_skeleton(Skeleton(SHIPPED_ORDERS[0], SHIPPED_RING, free=True), SMS)
+    table = build_skeleton(Skeleton(SHIPPED_ORDERS[0], SHIPPED_RING, free=True), SMS).table
     assert not table.records["num_load_waits"].any()
     assert not table.records["num_run_waits"].any()
     assert table.num_counters == 0
