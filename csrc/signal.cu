@@ -14,9 +14,10 @@
 
 namespace mk {
 
-using spec::kCopyBytes, spec::kStages, spec::kThreads;  // rendered by the host
-constexpr uint32_t kStreamer = 32;                      // thread that issues copies
-constexpr uint32_t kTriesPerLook = 16;                  // at the clock
+using spec::kCopyBytes, spec::kStages, spec::kThreads;
+
+constexpr uint32_t kStreamer = 32;      // thread that issues copies
+constexpr uint32_t kTriesPerLook = 16;  // at the clock
 constexpr uint32_t kPauseNs = 2000;     // between looks of who only waits for the end
 constexpr uint32_t kLineWords = 32;
 

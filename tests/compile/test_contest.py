@@ -103,7 +103,7 @@ def test_kernels_are_compiled_at_once_and_one_that_fails_leaves_the_others_in_th
 
     together, compiled = Barrier(2, timeout=20), []
 
-    def compile_one(rendered, _flags):
+    def compile_one(_source, rendered, _flags):
         compiled.append(rendered)
         together.wait()
         return b"cubin", f"'{compiler.ENTRY}' Used {300 if 'kSlots = 9' in rendered else 100} registers"

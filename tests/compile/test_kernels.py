@@ -112,7 +112,7 @@ def test_the_committed_header_is_what_the_host_packs():
 def test_a_cache_that_can_t_be_written_is_named(tmp_path, monkeypatch):
     from runtime.gpu import compile as compiling
 
-    monkeypatch.setattr(compiling, "_compile", lambda _rendered, _flags: (b"cubin", f"'{compiling.ENTRY}'"))
+    monkeypatch.setattr(compiling, "_compile", lambda *_: (b"cubin", f"'{compiling.ENTRY}'"))
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"file: no kernel can be kept there: .*XDG_CACHE_HOME can name$"):
         compiling.compile_kernel(
