@@ -1,16 +1,17 @@
 """Fits a chip's costs to a card's measurements, and writes them down with intervals and where they come from.
 
-Owns the choice of what is fitted: the streaming rate comes from the free streams alone, and then those costs whose
-sources say that they are fitted or carried over, to every so many of the other skeletons. Costs that were measured
-directly stay, and so do those that the measurements cannot tell within a factor of two: they keep the base's value and
-say so. Called by the `simulator` command.
+Owns the choice of what is fitted: the streaming rate comes from the free streams alone, costs that have samples of
+their own from these, and then those costs whose sources say that they are fitted or carried over are fitted to some of
+the other steps. Costs that were measured before stay, and so do those that the measurements cannot tell within a factor
+of two: they keep the base's value and say so. Called by the `simulator` command.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -20,22 +21,26 @@ import numpy as np
 from megakernel.config import ConfigError
 from megakernel.hardware import Costs, HardwareSpec
 from simulator.fit import Fitted, Times, Values, fit, most_simulations
-from simulator.microbench import LAYERS, Measurement, Point
+from simulator.microbench import Measurement, measured_costs
+from simulator.points import LAYERS, EvenPoint, Point
 from simulator.stream import StreamProgram
 from simulator.trust import TRANSFERRED
 
 ROUNDS = 2
 EVERY = 5
 """Skeletons stand in runs of four works, of which a fit needs all."""
+STREAMS_EVERY = 3
+"""One in so many times `EVERY` of the steps of equal phases, which are three times as many."""
 NOT_TOLD = ("arrive_serial_ns", "fence_ns", "handoff_ns", "issue_capped_ns", "issue_ns", "l2_bytes_per_ns")
-"""Costs that skeletons do not tell apart from others, or not at all: microbenchmarks of their own do."""
+"""Costs that whole steps do not tell apart from others, or not at all: samples of their own do."""
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A chip with fitted costs; `errors` are of the fitted skeletons, `unseen` of the others, relative."""
+    """A chip with measured and fitted costs; errors are relative, `unseen` those of the steps that were not fitted."""
 
     chip: HardwareSpec
+    measured: dict[str, float]
     fitted: Fitted
     rate_bytes_per_ns: float
     unseen: tuple[float, ...]
@@ -46,6 +51,7 @@ class Calibrated:
         return {
             "chip": self.chip.name,
             "streaming_bytes_per_ns": self.rate_bytes_per_ns,
+            "measured": self.measured,
             "constants": [
                 {"name": each.name, "value": each.value, "low": each.low, "high": each.high, "known": each.is_known}
                 for each in self.fitted.constants
@@ -85,13 +91,13 @@ def calibrate(  # noqa: PLR0913 - settings of one fit
     free = [_bytes(point) / (ms * 1e6) for point, ms in points if point.is_free]
     rate = float(np.median(free))
     where = f"{source}, {measurement.card.name}, {measurement.date[:10]}"
-    chip = _with_rate(base, rate, f"measured: free stream of {where}; fewer SMs as in the base chip")
-    paced = [(point, ms) for point, ms in points if not point.is_free]
-    chosen, others = paced[::every], [pair for idx, pair in enumerate(paced) if idx % every]
+    own = measured_costs(measurement)
+    chip = _with(_with_rate(base, rate, f"measured: free stream of {where}; fewer SMs as in the base chip"), own)
+    chosen, others = split([pair for pair in points if not pair[0].is_free], every)
     names = fitted_costs(base)
     if len(chosen) <= len(names):
         raise ConfigError(
-            f"{source}: {len(chosen)} skeletons for {len(names)} constants; measure more, or take a smaller --every"
+            f"{source}: {len(chosen)} steps for {len(names)} constants; measure more, or take a smaller --every"
         )
     measured = np.array([ms for _, ms in chosen])
     expected = most_simulations(len(names), rounds) * len(chosen) + len(others)
@@ -115,7 +121,8 @@ def calibrate(  # noqa: PLR0913 - settings of one fit
 
         found = fit(start, measured, chosen_times, rounds=rounds)
         known = {each.name: each.value for each in found.constants if each.is_known}
-        sources = {
+        sources = {f"costs.{name}": f"measured: {where}" for name in own}
+        sources |= {
             f"costs.{each.name}": f"fitted to {where}: 95% within {each.low:.3g} to {each.high:.3g}"
             if each.is_known
             else f"not told by {where}; the base's, which was: {base.sources[f'costs.{each.name}']}"
@@ -124,7 +131,19 @@ def calibrate(  # noqa: PLR0913 - settings of one fit
         fitted_chip = _with(chip, known)
         done = fitted_chip.model_copy(update={"sources": {**chip.sources, **sources}})
         unseen = times(done, others) / np.array([ms for _, ms in others]) - 1.0 if others else np.array([])
-    return Calibrated(done, found, rate, tuple(unseen.tolist()))
+    return Calibrated(done, own, found, rate, tuple(unseen.tolist()))
+
+
+def split(paced: Sequence[tuple[Point, float]], every: int) -> tuple[list[tuple[Point, float]], ...]:
+    """Steps to fit, and the others: every so many of the skeletons, and a draw of the steps of equal phases.
+
+    These are drawn, always alike, because they stand in runs of five works and of seven caps.
+    """
+    even = [idx for idx, (point, _) in enumerate(paced) if isinstance(point, EvenPoint)]
+    skeletons = [idx for idx, (point, _) in enumerate(paced) if not isinstance(point, EvenPoint)]
+    drawn = random.Random(0).sample(even, len(even) // (STREAMS_EVERY * every))
+    chosen = {*skeletons[::every], *drawn}
+    return [paced[idx] for idx in sorted(chosen)], [pair for idx, pair in enumerate(paced) if idx not in chosen]
 
 
 def _with(chip: HardwareSpec, values: Values) -> HardwareSpec:

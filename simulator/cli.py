@@ -228,7 +228,7 @@ def calibrate(
     chip: Annotated[str, typer.Option(help="chip to start from, TOML")] = "configs/hardware/h200.toml",
     out: Annotated[str | None, typer.Option(help="write the calibrated chip, TOML")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="of the fit")] = ROUNDS,
-    every: Annotated[int, typer.Option(min=1, help="fit to every so many skeletons; the others are the check")] = EVERY,
+    every: Annotated[int, typer.Option(min=1, help="fit to every so many steps; the others are the check")] = EVERY,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON line")] = False,
 ) -> None:
     """Fit a chip's costs to a card's measurements: values, 95% intervals, and where each comes from."""

@@ -1,15 +1,14 @@
-"""What `runtime microbench` measured, as streaming programs that can be simulated.
+"""What `runtime microbench` measured, as steps that can be simulated, and as costs.
 
-Owns the names of its samples (`VARIANT | ORDER,LOADS,CAP_KB,WORK_CYCLES[,BYTES B x STAGES]`) and the skeleton that they
-stand for: a parallel MoE block of 49 layers and a head, described with its data set in tests/data. Refuses to fit.
-Called by `calibrate` and by the accuracy tests.
+Owns the names of its samples: `VARIANT | ORDER,LOADS,CAP_KB,WORK_CYCLES[,BYTES B x STAGES]` is a skeleton, `streaming |
+BYTES B x STAGES,PHASES x COPIES,CAP_KB,WORK_CYCLES` has equal phases; signals, fan-in and issue are costs. Refuses to
+fit. Called by `calibrate`.
 """
 
 from __future__ import annotations
 
 import re
 import statistics
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -17,19 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from megakernel.arrival import Arrival
 from megakernel.config import ConfigError, load_json
-from megakernel.hardware import HardwareSpec
-from simulator.simulate import simulate
-from simulator.stream import Phase, PhaseSignal, StreamProgram, stream_records
-
-LAYERS = 49
-COPY_BYTES, STAGES = 8192, 25
-COPIES = {"QKV": 20, "UP": 46, "ATT": 8, "DOWN": 23, "O": 16}
-HEAD_COPIES = 993
-ROUTER_CYCLES = 1000
-SHORT, LONG = 5, 9
-"""Layers of the two short runs that tell the time of all: the skeleton's layers are alike."""
-FEW = 6
-"""Layers of a single run that estimates it, from its third layer on: 0.3% from the two runs on average, 1% at most."""
+from simulator.points import COPIES, COPY_BYTES, SMS, STAGES, EvenPoint, Point, SkeletonPoint
 
 VARIANTS: dict[str, Arrival] = {
     "default": "release",
@@ -45,6 +32,11 @@ _CELL = re.compile(
 )
 
 
+_EVEN_CELL = re.compile(
+    r"(?P<bytes>\d+) B x (?P<stages>\d+),(?P<phases>\d+) x (?P<copies>\d+),(?P<cap>\d*),(?P<work>\d*|none)"
+)
+
+
 class _File(BaseModel):
     """What is read of a measurement; the rest is for people."""
 
@@ -56,6 +48,11 @@ class Sample(_File):
 
     name: str
     ms: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1, strict=False)]
+
+    @property
+    def median_ms(self) -> float:
+        """Median."""
+        return statistics.median(self.ms)
 
 
 class CardName(_File):
@@ -73,87 +70,17 @@ class Measurement(_File):
     samples: Annotated[tuple[Sample, ...], Field(strict=False)]
 
 
-@dataclass(frozen=True)
-class Point:
-    """One skeleton; `cap_kb` None is no cap, `work_cycles` None no dependency at all."""
-
-    order: tuple[str, ...]
-    after_wait: bool
-    cap_kb: int | None
-    work_cycles: int | None
-    copy_bytes: int = COPY_BYTES
-    stages: int = STAGES
-    arrival: Arrival = "release"
-
-    @property
-    def is_free(self) -> bool:
-        """Whether it is the stream without any wait."""
-        return self.work_cycles is None
-
-    def program(self, layers: int) -> StreamProgram:
-        """Describe the skeleton with another number of layers."""
-        scale = COPY_BYTES / self.copy_bytes
-        return StreamProgram(
-            sms=132,
-            copy_bytes=self.copy_bytes,
-            ring_stages=self.stages,
-            in_flight_cap_bytes=None if self.cap_kb is None else self.cap_kb * 1024,
-            layers=layers,
-            phases=tuple(self._phase(name, round(COPIES[name] * scale)) for name in self.order),
-            tail=self._phase("HEAD", round(HEAD_COPIES * scale)),
-        )
-
-    def _phase(self, name: str, copies: int) -> Phase:
-        """A parallel block: both paths read QKV's input, the experts' addresses are known after the router."""
-        if self.work_cycles is None:
-            return Phase(name=name, copies=copies)
-        before = ("prev:O", "prev:DOWN")
-        waits: dict[str, tuple[str, ...]] = {
-            "QKV": before, "ATT": ("QKV",), "O": ("ATT",), "DOWN": ("UP",), "UP": (), "HEAD": before
-        }  # fmt: skip
-        router_cycles = ROUTER_CYCLES if self.work_cycles else 0
-        after_wait = waits[name] if self.after_wait and name != "HEAD" else ()
-        return Phase(
-            name=name,
-            copies=copies,
-            consume_after=waits[name],
-            load_after=("ROUTER",) if name == "UP" else after_wait,
-            work_cycles=0 if name == "UP" else self.work_cycles,
-            load_work_cycles=router_cycles if name == "UP" else 0,
-            signal=PhaseSignal(counter="ROUTER", work_cycles=router_cycles) if name == "QKV" else None,
-        )
-
-    def simulated_ms(
-        self, chip: HardwareSpec, *, exact: bool = False, layers: tuple[int, int] = (SHORT, LONG)
-    ) -> float:
-        """Time of the whole skeleton, from two short runs."""
-        short, long = (
-            simulate(stream_records(self.program(each), chip, arrival=self.arrival), chip, exact=exact).total_ns
-            for each in layers
-        )
-        return (long + (long - short) / (layers[1] - layers[0]) * (LAYERS - layers[1])) / 1e6
-
-    def estimated_ms(self, chip: HardwareSpec) -> float:
-        """The same from one run of few layers, at less than half the price."""
-        program = self.program(FEW)
-        result = simulate(stream_records(program, chip, arrival=self.arrival), chip)
-        phases = len(program.phases)
-        second, last = (  # the mean, since SMs that don't wait for each other drift apart
-            sum(sm.end_ns[layers * phases - 1] for sm in result.sms) / program.sms for layers in (2, FEW)
-        )
-        return (result.total_ns + (last - second) / (FEW - 2) * (LAYERS - FEW)) / 1e6
-
-
 def read_measurement(path: str | Path) -> tuple[Measurement, list[tuple[Point, float]]]:
-    """The file, and its skeletons with their median times in ms; ConfigError when there are none."""
+    """The file, and its steps with their median times in ms; ConfigError when there are none."""
     found = load_json(path, Measurement)
     points: list[tuple[Point, float]] = []
     for sample in found.samples:
         variant, bar, cell = sample.name.partition(" | ")
-        if bar and variant in VARIANTS:
-            points.append(
-                (_point(cell, VARIANTS[variant], f"{path}: sample `{sample.name}`"), statistics.median(sample.ms))
-            )
+        source = f"{path}: sample `{sample.name}`"
+        if bar and variant == "streaming":
+            points.append((_even(cell, source), sample.median_ms))
+        elif bar and variant in VARIANTS:
+            points.append((_skeleton(cell, VARIANTS[variant], source), sample.median_ms))
     if not any(point.is_free for point, _ in points) or all(point.is_free for point, _ in points):
         raise ConfigError(
             f"{path}: no free stream and skeletons among its samples; needed: a file of `runtime microbench`"
@@ -161,12 +88,12 @@ def read_measurement(path: str | Path) -> tuple[Measurement, list[tuple[Point, f
     return found, points
 
 
-def _point(cell: str, arrival: Arrival, source: str) -> Point:
+def _skeleton(cell: str, arrival: Arrival, source: str) -> SkeletonPoint:
     found = _CELL.fullmatch(cell)
     names = tuple(found["order"].split()) if found else ()
     if found is None or sorted(names) != sorted(COPIES):
         raise ConfigError(f"{source} is not ORDER,LOADS,CAP_KB,WORK_CYCLES[,BYTES B x STAGES] of `runtime microbench`")
-    return Point(
+    return SkeletonPoint(
         order=names,
         after_wait=found["loads"] == "load_after_wait",
         cap_kb=int(found["cap"]) if found["cap"] else None,
@@ -175,3 +102,37 @@ def _point(cell: str, arrival: Arrival, source: str) -> Point:
         stages=int(found["stages"] or STAGES),
         arrival=arrival,
     )
+
+
+def _even(cell: str, source: str) -> EvenPoint:
+    found = _EVEN_CELL.fullmatch(cell)
+    if found is None:
+        raise ConfigError(
+            f"{source} is not BYTES B x STAGES,PHASES x COPIES,CAP_KB,WORK_CYCLES of `runtime microbench`"
+        )
+    return EvenPoint(
+        copy_bytes=int(found["bytes"]),
+        stages=int(found["stages"]),
+        phases=int(found["phases"]),
+        copies=int(found["copies"]),
+        cap_kb=int(found["cap"]) if found["cap"] else None,
+        work_cycles=int(found["work"]) if found["work"].isdigit() else None,
+    )
+
+
+def measured_costs(found: Measurement) -> dict[str, float]:
+    """Costs in ns by name that a measurement tells without a fit; those alone whose samples it has."""
+    ns = {sample.name: 1e6 * sample.median_ms for sample in found.samples}
+    costs = {cost: round(ns[name], 1) for cost, name in COST_SAMPLES.items() if name in ns}
+    one, all_sms = (ns.get(f"{group} | release, 0 KB in flight") for group in ("signal", "fan-in"))
+    if one is not None and all_sms is not None and all_sms > one:
+        costs["arrive_serial_ns"] = round((all_sms - one) / (SMS - 1), 2)
+    return costs
+
+
+COST_SAMPLES = {
+    "handoff_ns": "signal | release, 0 KB in flight",
+    "issue_ns": "issue | 4096 B x 48, no cap",
+    "issue_capped_ns": "issue | 4096 B x 48, a cap of all but one",
+}
+"""Samples that are a cost: one SM to another in idle memory; a copy of one SM, too small to fill its port."""

@@ -52,6 +52,8 @@ def prediction_report(prediction: Prediction, title: str, note: str | None = Non
 def calibration_report(found: Calibrated, title: str) -> RenderableType:
     """Fitted constants with their intervals, and how well times are met that were fitted and that were not."""
     table = _table("constant", "value", "95% from", "to", "")
+    for name, value in found.measured.items():
+        table.add_row(name, f"{value:.4g}", "", "", "measured")
     for each in found.fitted.constants:
         note = "" if each.is_known else "not told: left as it was"
         table.add_row(each.name, f"{each.value:.4g}", f"{each.low:.3g}", f"{each.high:.3g}", note)

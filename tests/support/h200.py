@@ -14,10 +14,10 @@ from pathlib import Path
 from statistics import fmean
 
 from megakernel.hardware import HardwareSpec
-from simulator.microbench import Point
+from simulator.points import EvenPoint, SkeletonPoint
 from simulator.result import Result
 from simulator.simulate import simulate
-from simulator.stream import Phase, StreamProgram, stream_records
+from simulator.stream import StreamProgram, stream_records
 
 DATA = Path(__file__).parents[1] / "data"
 CHIP = Path(__file__).parents[2] / "configs" / "hardware" / "h200.toml"
@@ -63,16 +63,10 @@ class Cell:
         """Describe the step with another number of layers."""
         if self.order:
             after_wait = self.loads == "load_after_wait"
-            return Point(tuple(self.order.split()), after_wait, self.cap_kb, self.work_cycles).program(layers)
-        return StreamProgram(
-            sms=SMS,
-            copy_bytes=self.copy_bytes,
-            ring_stages=self.ring_stages,
-            in_flight_cap_bytes=None if self.cap_kb is None else self.cap_kb * 1024,
-            layers=layers,
-            phases=_even(self),
-            tail=None,
-        )
+            order = tuple(self.order.split())
+            return SkeletonPoint(order, after_wait, self.cap_kb, self.work_cycles).program(layers)
+        ring = (self.copy_bytes, self.ring_stages)
+        return EvenPoint(*ring, self.phases, self.copies, self.cap_kb, self.work_cycles).program(layers)
 
 
 def load_cells() -> list[Cell]:
@@ -110,18 +104,6 @@ def load_cells() -> list[Cell]:
 
 def _number(text: str) -> int | None:
     return None if text in {"", "none"} else int(text)
-
-
-def _even(cell: Cell) -> tuple[Phase, ...]:
-    """Equal phases in a chain; the very first one's work is spent too, which is 2 us of a step at most."""
-    names = [f"P{number}" for number in range(cell.phases)]
-    if cell.work_cycles is None:
-        return tuple(Phase(name=name, copies=cell.copies) for name in names)
-    before = [f"prev:{names[-1]}", *names[:-1]]
-    return tuple(
-        Phase(name=name, copies=cell.copies, consume_after=(wait,), work_cycles=cell.work_cycles)
-        for name, wait in zip(names, before, strict=True)
-    )
 
 
 def simulated_ms(cell: Cell, chip: HardwareSpec, *, exact: bool = False) -> float:

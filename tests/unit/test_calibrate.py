@@ -3,28 +3,36 @@
 import json
 import sys
 
+import numpy as np
 import pytest
 from support.h200 import CHIP
 
 from megakernel.assets import asset
 from megakernel.config import ConfigError
 from megakernel.hardware import load_hardware
-from simulator.calibrate import EVERY, calibrate, chip_toml, fitted_costs
+from simulator.calibrate import EVERY, calibrate, chip_toml, fitted_costs, split
 from simulator.cli import main
-from simulator.microbench import LAYERS, Measurement, Point, read_measurement
+from simulator.microbench import Measurement, measured_costs, read_measurement
+from simulator.points import LAYERS, EvenPoint, SkeletonPoint
 
 ORDER = ("QKV", "ATT", "UP", "DOWN", "O")
 
 
+def paced(points):
+    return [pair for pair in points if not pair[0].is_free]
+
+
 def cells(chip, few):
-    points = [Point(ORDER, False, None, None)]
-    points += [Point(ORDER, False, cap, work) for cap in (32, 40, 64, None) for work in (0, 2000)][:few]
+    points = [SkeletonPoint(ORDER, False, None, None)]
+    points += [SkeletonPoint(ORDER, False, cap, work) for cap in (32, 40, 64, None) for work in (0, 2000)][:few]
+    points += [EvenPoint(8192, 25, 4, 32, cap, 1000) for cap in (None, 48, 96)]
     return [(point, point.estimated_ms(chip)) for point in points]
 
 
-def measurement(card="a card"):
+def measurement(card="a card", **ns):
+    samples = [{"name": name, "ms": [each / 1e6]} for name, each in ns.items()]
     return Measurement.model_validate(
-        {"what": "microbench", "date": "2026-11-30T00:00", "card": {"name": card}, "samples": []}
+        {"what": "microbench", "date": "2026-11-30T00:00", "card": {"name": card}, "samples": samples}
     )
 
 
@@ -37,15 +45,34 @@ def without_fit_of(chip, keep):
     return chip.model_copy(update={"sources": sources})
 
 
+OWN_NS = {
+    "signal | release, 0 KB in flight": 600.0,
+    "fan-in | release, 0 KB in flight": 993.0,
+    "issue | 4096 B x 48, no cap": 81.0,
+    "issue | 4096 B x 48, a cap of all but one": 120.04,
+    "issue | 8192 B x 25, no cap": 85.0,
+}
+
+
+def test_costs_with_samples_of_their_own_are_not_fitted():
+    assert measured_costs(measurement()) == {}
+    assert measured_costs(measurement(**OWN_NS)) == {
+        "handoff_ns": 600.0,
+        "arrive_serial_ns": 3.0,
+        "issue_ns": 81.0,
+        "issue_capped_ns": 120.0,
+    }
+
+
 @pytest.mark.timeout(300)
 def test_a_simulated_card_is_found_again():
     base = without_fit_of(load_hardware(CHIP), {"consume_copy_ns", "handoff_queue_share"})
-    card = base.model_copy(
-        update={"costs": base.costs.model_copy(update={"consume_copy_ns": 90.0, "handoff_queue_share": 1.6})}
-    )
+    own = measurement(**OWN_NS)
+    costs = {"consume_copy_ns": 90.0, "handoff_queue_share": 1.6, **measured_costs(own)}
+    card = base.model_copy(update={"costs": base.costs.model_copy(update=costs)})
     shares: list[float] = []
     # eight cells: a simulation's grain of a percent leads a descent over four astray
-    found = calibrate(base, measurement(), cells(card, 8), "card.json", rounds=2, every=1, watch=shares.append)
+    found = calibrate(base, own, cells(card, 8), "card.json", rounds=2, every=1, watch=shares.append)
     assert shares == sorted(shares)
     assert 0.5 < shares[-1] <= 1.0
     assert fitted_costs(base) == ("consume_copy_ns", "handoff_queue_share")
@@ -53,13 +80,18 @@ def test_a_simulated_card_is_found_again():
     assert found.chip.costs.handoff_queue_share == pytest.approx(1.6, rel=0.15)
     assert "95% within" in found.chip.sources["costs.handoff_queue_share"]
     assert "card.json, a card, 2026-11-30" in found.chip.sources["ceilings"]
-    assert json.loads(json.dumps(found.to_json()))["fitted"]["samples"] == 8
+    assert found.chip.costs.issue_capped_ns == 120.0
+    assert found.chip.sources["costs.issue_capped_ns"] == "measured: card.json, a card, 2026-11-30"
+    assert np.abs(found.unseen).max() < 0.03
+    told = json.loads(json.dumps(found.to_json()))
+    assert (told["fitted"]["samples"], told["unseen"]["samples"]) == (9, 2)
+    assert told["measured"]["handoff_ns"] == 600.0
 
 
 def test_what_is_fitted_has_every_work_order_and_cap():
     """The skeletons of a measurement stand in runs of four works: every fourth would be of one work alone."""
     _, points = read_measurement(asset("configs/measurements/h200.json"))
-    chosen = [point for point, _ in points if not point.is_free][::EVERY]
+    chosen = [point for point, _ in split(paced(points), EVERY)[0] if isinstance(point, SkeletonPoint)]
     assert {point.work_cycles for point in chosen} == {0, 1000, 2000, 4000}
     assert {point.cap_kb for point in chosen} >= {32, 40, 48, 64, 96, None}
     assert len({point.order for point in chosen}) == 3
@@ -68,13 +100,13 @@ def test_what_is_fitted_has_every_work_order_and_cap():
 
 @pytest.mark.parametrize("cap", [40, None])
 def test_one_run_of_few_layers_tells_the_time_of_all(cap):
-    chip, point = load_hardware(CHIP), Point(ORDER, False, cap, 1000)
+    chip, point = load_hardware(CHIP), SkeletonPoint(ORDER, False, cap, 1000)
     assert point.estimated_ms(chip) == pytest.approx(point.simulated_ms(chip), rel=0.01)
 
 
 def test_too_few_skeletons_for_the_constants_are_refused():
-    with pytest.raises(ConfigError, match="skeletons for 11 constants; measure more, or take a smaller --every"):
-        calibrate(load_hardware(CHIP), measurement(), [(Point(ORDER, False, None, None), 1.5)] * 2, "card.json")
+    with pytest.raises(ConfigError, match="steps for 11 constants; measure more, or take a smaller --every"):
+        calibrate(load_hardware(CHIP), measurement(), [(SkeletonPoint(ORDER, False, None, None), 1.5)] * 2, "card.json")
 
 
 @pytest.mark.parametrize("name", ["h200.toml", "h100-sxm.toml"])
@@ -122,6 +154,8 @@ def sample(name):
     [
         (sample("default | QKV UP,free,,"), (), "is not ORDER,LOADS,CAP_KB,WORK_CYCLES"),
         (sample("default | QKV ATT UP DOWN O,sideways,,"), (), "is not ORDER,LOADS,CAP_KB,WORK_CYCLES"),
+        (sample("streaming | 8192 B x 25,4 x 32,48"), (), "is not BYTES B x STAGES,PHASES x COPIES,CAP_KB,WORK_CYCLES"),
+        (sample("streaming | 8192 B x 25,4 x 32,,"), (), "no free stream and skeletons among its samples"),
         (sample("default | QKV ATT UP DOWN O,free,,"), (), "no free stream and skeletons among its samples"),
         ({"what": "microbench"}, (), "date"),
         (sample("hand"), ("--out", "none/chip.toml"), "none/chip.toml: cannot be written"),
