@@ -19,7 +19,7 @@ from megakernel.config import ConfigError, check_writable, pretty_json, write_te
 from megakernel.families import SUPPORTED_FAMILIES, read_model
 from megakernel.hardware import load_hardware
 from megakernel.header import render
-from megakernel.measurement import Fault
+from megakernel.measurement import Fault, Record
 from runtime.report import bench_table, facts_table, model_table, samples_table
 
 if TYPE_CHECKING:
@@ -123,6 +123,10 @@ def measure(
     if out:
         write_text_atomic(out, pretty_json(found))
     Console().print(samples_table(found.samples, float(found.facts.get("roofline_ms", 0)) or None))
+    _print_faults(found)
+
+
+def _print_faults(found: Record) -> None:
     for name, fault in found.faults.items():
         Console().print(f"{name}: {fault.kind}: {fault.text}", markup=False)
 
@@ -163,6 +167,7 @@ def microbench(
     found = run_microbench(load_hardware(locate(chip)))
     write_text_atomic(out, pretty_json(found))
     Console().print(samples_table(found.samples, None))
+    _print_faults(found)
 
 
 @app.command()

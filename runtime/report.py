@@ -68,7 +68,8 @@ def samples_table(samples: Iterable[TimedSample], roofline_ms: float | None) -> 
         table.add_column(title, justify="right")
     for sample in samples:
         share = f"{100 * roofline_ms / sample.median_ms:.1f}%" if roofline_ms else ""
-        table.add_row(sample.name, f"{sample.median_ms:.4f}", share, f"{100 * sample.spread:.1f}%")
+        digits = 4 if sample.median_ms >= 0.1 else 6  # a step's milliseconds, or a signal's
+        table.add_row(sample.name, f"{sample.median_ms:.{digits}f}", share, f"{100 * sample.spread:.1f}%")
     return table
 
 

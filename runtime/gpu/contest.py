@@ -7,9 +7,7 @@ variant is at work, so that whoever ends a process that hangs knows whom to blam
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
-from math import nan
 
 from megakernel.config import ConfigError, digest
 from megakernel.measurement import Fault, Record
@@ -17,12 +15,9 @@ from runtime.gpu.campaign import Campaign, Variant, fitting, load, per_step
 from runtime.gpu.compile import compile_ahead
 from runtime.gpu.gate import REPEATS, Gate, check_counters
 from runtime.gpu.launch import KernelStoppedError, LoadedTable
-from runtime.gpu.measure import Timed, record, take
+from runtime.gpu.measure import Watch, record, take, tolerant
 from runtime.gpu.specialize import Specialization, specialize
 from runtime.gpu.streaming import PlanBench, UnsoundTableError
-
-Watch = Callable[[str], object]
-"""Told the name of the variant at work."""
 
 
 def measure_tolerantly(campaign: Campaign, faults: dict[str, Fault], watch: Watch) -> Record:
@@ -44,10 +39,9 @@ def measure_tolerantly(campaign: Campaign, faults: dict[str, Fault], watch: Watc
             passed[variant.name] = found
     variants = {each.name: each for each in campaign.config.variants}
     timed = {
-        name: _tolerant(name, per_step(loaded, variants[name].steps), faults, watch) for name, loaded in passed.items()
+        name: tolerant(name, per_step(loaded, variants[name].steps), faults, watch) for name, loaded in passed.items()
     }
-    taken = take(timed, rounds=campaign.config.rounds) if timed else ()
-    samples = tuple(each for each in taken if each.name not in faults)
+    samples = take(timed, rounds=campaign.config.rounds) if timed else ()
     facts: dict[str, str | float] = {f"table of {name}": step.table.digest for name, step in campaign.steps.items()}
     return record("contest", card, samples, **facts).model_copy(
         update={
@@ -89,19 +83,3 @@ def _admit(campaign: Campaign, bench: PlanBench, gate: Gate, variant: Variant) -
     except ConfigError as error:
         return Fault(kind="wrong", text=str(error))
     return loaded
-
-
-def _tolerant(name: str, timed: Timed, faults: dict[str, Fault], watch: Watch) -> Timed:
-    """`timed`, which answers nan from the first launch on that stopped."""
-
-    def run() -> float:
-        if name in faults:
-            return nan
-        watch(name)
-        try:
-            return timed()
-        except KernelStoppedError as stopped:
-            faults[name] = Fault(kind="hung", text=str(stopped))
-            return nan
-
-    return run

@@ -10,17 +10,22 @@ from __future__ import annotations
 import datetime as dt
 import subprocess
 from collections.abc import Callable, Mapping
+from math import isnan, nan
 from pathlib import Path
 
-from megakernel.measurement import Card, Record, Sample
+from megakernel.measurement import Card, Fault, Record, Sample
 from runtime.gpu.compile import csrc_fingerprint
+from runtime.gpu.launch import KernelStoppedError
 
 Timed = Callable[[], float]
 """One timed run: milliseconds of a step."""
 
+Watch = Callable[[str], object]
+"""Told the name of the variant at work."""
+
 
 def take(variants: Mapping[str, Timed], *, rounds: int = 7, warm_ups: int = 2) -> tuple[Sample, ...]:
-    """Time all variants, interleaved."""
+    """Time all variants, interleaved; those that answered nan once are left out."""
     names = list(variants)
     for name in names:
         for _ in range(warm_ups):
@@ -30,7 +35,24 @@ def take(variants: Mapping[str, Timed], *, rounds: int = 7, warm_ups: int = 2) -
         shift = turn * len(names) // max(rounds, 1)
         for name in names[shift:] + names[:shift]:
             taken[name].append(variants[name]())
-    return tuple(Sample(name=name, ms=tuple(taken[name])) for name in names)
+    return tuple(Sample(name=name, ms=tuple(ms)) for name, ms in taken.items() if not any(map(isnan, ms)))
+
+
+def tolerant(name: str, timed: Timed, faults: dict[str, Fault], watch: Watch | None = None) -> Timed:
+    """`timed`, which answers nan from the first launch on that stopped, and leaves a fault."""
+
+    def run() -> float:
+        if name in faults:
+            return nan
+        if watch is not None:
+            watch(name)
+        try:
+            return timed()
+        except KernelStoppedError as stopped:
+            faults[name] = Fault(kind="hung", text=str(stopped))
+            return nan
+
+    return run
 
 
 def record(what: str, card: Card, samples: tuple[Sample, ...], **facts: str | float) -> Record:

@@ -26,8 +26,11 @@ from runtime.gpu.launch import KernelStoppedError
 told = json.loads(Path(__file__).with_name("told.json").read_text())
 class Loaded:
     def __init__(self, step, name):
-        self.table, self.does = step.table, told.get(name, told["others"])
+        self.table, self.does, self.runs = step.table, told.get(name, told["others"]), 0
     def time_ms(self):
+        self.runs += 1
+        if self.does == "hangs late" and self.runs > 4:
+            raise KernelStoppedError("L2.down[5] never arrived")
         return self.does if isinstance(self.does, float) else 5.0
     def counters(self):
         return self.table.totals
@@ -95,6 +98,14 @@ def test_who_hangs_computes_something_else_or_does_not_compile_never_wins(search
     assert HAND not in {each.name for each in entry.losers}
     for printed in ("hung: L1.up[3] never arrived", "wrong: logits differ", "failed build: spills"):
         assert printed in out
+
+
+def test_who_hangs_once_it_is_timed_ends_alone(searched):
+    plan, out = searched({HAND: 3.0, REFERENCE: "hangs late", "others": 4.0})
+    (entry,) = plan.entries
+    losers = {each.name: each.measured_ns for each in entry.losers}
+    assert (entry.measured_ns, losers[REFERENCE], losers[REFERENCE_ORDER]) == (3.0e6, None, 4.0e6)
+    assert "hung: L2.down[5] never arrived" in out
 
 
 def test_kernels_are_compiled_at_once_and_one_that_fails_leaves_the_others_in_the_cache(tmp_path, monkeypatch):
