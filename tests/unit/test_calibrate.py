@@ -119,14 +119,16 @@ def test_a_chip_is_read_back_as_it_was_written(tmp_path, name):
 def test_the_shipped_measurement_is_understood():
     read, points = read_measurement(asset("configs/measurements/h200.json"))
     assert read.card.name == "NVIDIA H200"
-    assert len(points) == 107 + 2 * 4  # the data set and other rings; two variants of arrivals that are told apart
-    assert {point.arrival for point, _ in points} == {"release", "relaxed"}
-    assert {(point.copy_bytes, point.stages) for point, _ in points} == {
-        (8192, 25),
-        (4096, 50),
-        (16384, 12),
-        (32768, 6),
-    }
+    skeletons = [point for point, _ in points if isinstance(point, SkeletonPoint)]
+    assert len(skeletons) == 107 + 3 * 4  # the data set and other rings; three variants of arrivals
+    assert {point.arrival for point in skeletons} == {"release", "relaxed", "read_back"}
+    rings = {(8192, 25), (4096, 50), (16384, 12), (32768, 6)}
+    assert {(point.copy_bytes, point.stages) for point in skeletons} == rings
+    even = [point for point, _ in points if isinstance(point, EvenPoint)]
+    assert len(even) == 350
+    assert {point.work_cycles for point in even} == {None, 0, 1000, 2000, 4000}
+    assert sum(point.is_free for point in even) == 10
+    assert set(measured_costs(read)) == {"handoff_ns", "arrive_serial_ns", "issue_ns", "issue_capped_ns"}
     described = points[0][0].program(LAYERS)
     copies = LAYERS * sum(phase.copies for phase in described.phases) + described.tail.copies
     assert copies * 132 * 8192 == 7_061_176_320  # the record's own count
