@@ -35,12 +35,18 @@ def test_the_collector_is_left_as_it_was_also_by_what_fails(enabled):
 
 
 def found_after(work) -> int:
-    """Objects in cycles that `work` leaves behind, when all caches are filled."""
+    """Objects in cycles that `work` leaves behind, when all caches are filled: the fewest of three times, because what
+    else the process does leaves some of its own.
+    """
     work()
-    gc.collect()
-    gc.disable()
-    work()
-    return gc.collect()
+    found: list[int] = []
+    for _ in range(3):
+        gc.collect()
+        gc.disable()
+        work()
+        found.append(gc.collect())
+        gc.enable()
+    return min(found)
 
 
 def test_building_and_proving_make_no_cycle_for_a_record():
@@ -53,7 +59,6 @@ def test_building_and_proving_make_no_cycle_for_a_record():
         assert not verify(step.graph, step.table)
         records = len(step.table.records)
 
-    # Other tests of the process leave some of their own behind.
     assert found_after(work) < records / 20
 
 
