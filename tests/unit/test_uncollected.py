@@ -35,8 +35,9 @@ def test_the_collector_is_left_as_it_was_also_by_what_fails(enabled):
 
 
 def found_after(work) -> int:
-    """Objects in cycles that `work` leaves behind, when all caches are filled: the fewest of three times, because what
-    else the process does leaves some of its own.
+    """Objects in cycles that `work` leaves behind, when all caches are filled.
+
+    The fewest of three times: what else the process does leaves some of its own.
     """
     work()
     found: list[int] = []
