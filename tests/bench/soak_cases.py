@@ -3,16 +3,18 @@
 A case is fixed to the last token: greedy or with a seed. `Judge` holds the answers of runs alone, from which no other
 may part, with one exception. A row that gives up its blocks has the keys and values of tokens that were drawn one by
 one computed again as a prompt's; their last bits may be others, and with them the choice between two tokens or two
-experts that are as good as equal. Such an answer has to be, to the last bit, what the idle server gives when it begins
-again in the same place: `Judge.look` tries all places.
+experts that are as good as equal. Such an answer has to be, to its last token, what the idle server gives when it
+begins again in the same place, or in several one after another: `Judge.look` tries all places.
 """
 
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from runtime.bench.client import Answer, Client
@@ -20,6 +22,9 @@ from runtime.bench.sessions import TEXT, Ask
 
 FORM = (5, 40)
 """Lower-case letters that an answer with a form has, at least and at most."""
+LOOK_SECONDS = 180.0
+"""What is not explained after so long is wrong: a run may be cut off, and a fault tries all places in vain."""
+_SALTS = count()
 _SHORT, _LONG = 0.6, 0.15
 _SHARED, _PREFIXES = 0.5, 3
 
@@ -71,6 +76,26 @@ def make_cases(count: int, *, seed: int, vocab_size: int, max_input: int, max_ou
     return cases
 
 
+@dataclass(frozen=True)
+class Parted:
+    """An answer that parts at token `at` from the one alone; `finish` is None where its client left."""
+
+    case: Case
+    at: int
+    tokens: tuple[int, ...]
+    finish: str | None
+
+    def parts_from(self, other: Answer, drawn: int) -> int | None:
+        """The first token that `other`, begun behind so many, has otherwise; None if it is the same to the end."""
+        own, its = self.tokens[drawn:], other.token_ids
+        same = next((idx for idx, pair in enumerate(zip(own, its, strict=False)) if pair[0] != pair[1]), None)
+        if same is None:
+            whole = (len(own), self.finish) == (len(its), other.finish)
+            ends_alike = len(own) <= len(its) if self.finish is None else whole
+            same = None if ends_alike else min(len(own), len(its))
+        return None if same is None else drawn + same
+
+
 @dataclass
 class Judge:
     """Compares answers with those of runs alone; see above."""
@@ -78,7 +103,7 @@ class Judge:
     alone: dict[Case, Answer] = field(default_factory=dict)
     compared_tokens: int = 0
     compared_answers: int = 0
-    differences: Counter[tuple[Case, int, int]] = field(default_factory=Counter)
+    differences: Counter[Parted] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
     async def learn(self, client: Client, cases: Sequence[Case]) -> None:
@@ -97,7 +122,7 @@ class Judge:
         self.compared_answers += 1
         self.compared_tokens += min(len(want), len(got)) if same is None else same
         if same is not None:
-            self.differences[case, same, got[same]] += 1
+            self.differences[Parted(case, same, tuple(got), None if answer.is_cancelled else answer.finish)] += 1
         elif answer.is_cancelled:
             if len(got) > len(want):
                 self.wrong.append(f"case {case.number}: {len(got)} tokens, alone {len(want)}")
@@ -107,40 +132,68 @@ class Judge:
                 f"then {self.alone[case].finish}"
             )
 
-    async def look(self, client: Client, *, preemptions: int, block_tokens: int) -> dict[str, str]:
+    async def look(
+        self, client: Client, *, preemptions: int, block_tokens: int, seconds: float = LOOK_SECONDS
+    ) -> dict[str, str]:
         """Say of each difference in which way the server, idle, comes to it; those that it does not are wrong.
 
-        No more answers may part than rows gave up their blocks, which are of `block_tokens`.
+        No more may have been begun again than rows gave up their blocks, which are of `block_tokens`.
         """
         ways: dict[str, str] = {}
-        explained = 0
-        for (case, at, token), times in self.differences.most_common():
-            name = f"case {case.number}, token {at}: {token}, alone {self.alone[case].token_ids[at]} ({times} times)"
-            way = await self._way(client, case, at, token, block_tokens) if preemptions else None
-            if way is None:
-                self.wrong.append(name)
+        begun, end = 0, time.monotonic() + seconds
+        for parted, times in self.differences.most_common():
+            case, at = parted.case, parted.at
+            name = (
+                f"case {case.number}, token {at}: {parted.tokens[at]}, alone {self.alone[case].token_ids[at]}, "
+                f"{len(parted.tokens)} tokens ({times} times)"
+            )
+            found = await self._ways(client, parted, block_tokens, end) if preemptions else None
+            if found is None:
+                late = f"; not looked into for longer than {seconds:g} s" if time.monotonic() > end else ""
+                self.wrong.append(name + late)
             else:
-                ways[name] = way
-                explained += times
-        if explained > preemptions:
-            self.wrong.append(f"{explained} answers part from those alone, and {preemptions} rows gave up their blocks")
+                ways[name] = ", then ".join(found)
+                begun += times * len(found)
+        if begun > preemptions:
+            self.wrong.append(f"answers were begun again {begun} times, and {preemptions} rows gave up their blocks")
         return ways
 
-    async def _way(self, client: Client, case: Case, at: int, token: int, block_tokens: int) -> str | None:
-        """How a row that had drawn some tokens alone comes to another one, when it has to begin again."""
-        known = self.alone[case].token_ids
-        letters = [await _letters(client, known[:count]) if case.has_form else 0 for count in range(at + 1)]
-        for kept in _kept(len(case.prompt), at, block_tokens):
+    async def _ways(self, client: Client, parted: Parted, block_tokens: int, end: float) -> list[str] | None:
+        """Where a row has to begin again, one place after another, to come to an answer; None if it does not."""
+        found: list[str] = []
+        at: int | None = parted.at
+        while at is not None:
+            way = await self._way(client, parted, at, block_tokens, end) if at < len(parted.tokens) else None
+            if way is None:
+                return None
+            text, at = way
+            found.append(text)
+        return found
+
+    async def _way(
+        self, client: Client, parted: Parted, at: int, block_tokens: int, end: float
+    ) -> tuple[str, int | None] | None:
+        """How a row comes to the token `at` behind those before it, and which of the later ones are others then."""
+        case, tokens = parted.case, parted.tokens
+        letters = [await _letters(client, tokens[:count]) if case.has_form else 0 for count in range(at + 1)]
+        for kept in _kept(len(case.prompt), parted.at, block_tokens):
             for drawn in range(1, at + 1):
                 if kept >= len(case.prompt) + drawn:
                     continue
-                salt = {"cache_salt": f"{case.number}/{at}/{kept}/{drawn}"}
-                if kept:  # blocks of tokens that were drawn, which are taken from the cache then
-                    await client.ask(case.behind([], 0, kept - len(case.prompt) + 1, **salt), 0.0)
-                again = case.behind(known[:drawn], letters[drawn], at - drawn + 1, **salt)
-                answer = await client.ask(again, 0.0)
-                if answer.token_ids == [*known[drawn:at], token]:
-                    return f"begun again behind {drawn} drawn tokens, with {kept} tokens kept"
+                if time.monotonic() > end:
+                    return None
+
+                async def again(max_tokens: int, kept: int = kept, drawn: int = drawn) -> Answer:
+                    salt = {"cache_salt": str(next(_SALTS))}
+                    if kept:  # blocks of tokens that were drawn, which are taken from the cache then
+                        await client.ask(case.behind([], 0, kept - len(case.prompt) + 1, **salt), 0.0)
+                    return await client.ask(case.behind(tokens[:drawn], letters[drawn], max_tokens, **salt), 0.0)
+
+                if (await again(at - drawn + 1)).token_ids == list(tokens[drawn : at + 1]):
+                    parts_at = parted.parts_from(await again(case.max_tokens - drawn), drawn)
+                    if parts_at is not None and parts_at <= at:
+                        continue  # it does not say the same twice
+                    return f"begun again behind {drawn} drawn tokens, with {kept} tokens kept", parts_at
         return None
 
 

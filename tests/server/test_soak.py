@@ -179,7 +179,8 @@ class Recomputing:
 
     async def ask(self, ask, _due):
         body = ask.body
-        return Answer(0.0, token_ids=self.answer(body["prompt"], body["max_tokens"], body["cache_salt"]))
+        found = self.answer(body["prompt"], body["max_tokens"], body["cache_salt"])
+        return Answer(0.0, token_ids=found, finish="length")
 
 
 @pytest.mark.parametrize(("drawn", "kept"), [(3, 0), (20, 0), (20, 24), (20, 32), (5, 16)])
@@ -213,6 +214,54 @@ async def test_an_answer_that_comes_in_no_way_is_wrong_and_so_are_more_than_rows
         judge.hear(case, Answer(0.0, token_ids=found, finish="length"))
     await judge.look(server, preemptions=preemptions, block_tokens=8)
     assert len(judge.wrong) == wrong
+
+
+def begun_again(*places, tokens=30):
+    """A server, a case alone on it, and what comes when it begins again behind so many drawn tokens, place by place."""
+    server, case = Recomputing(), soaking.Case(0, tuple(range(16)), tokens, 0.0, 11)
+    alone = found = server.answer(case.prompt, tokens, "alone")
+    for drawn in places:
+        found = found[:drawn] + server.answer([*case.prompt, *found[:drawn]], tokens - drawn, f"load {drawn}")
+    judge = soaking.Judge(alone={case: Answer(0.0, token_ids=alone, finish="length")})
+    return server, case, judge, found
+
+
+@pytest.mark.parametrize("change", ["a later token", "the last token", "fewer", "more", "the end"])
+async def test_what_follows_an_explained_token_is_held_to_the_last_one(change):
+    """From the token on at which an answer parts, all of it has to be what the idle server says."""
+    server, case, judge, found = begun_again(3)
+    finish = "stop" if change == "the end" else "length"
+    if change in ("a later token", "the last token"):
+        found[9 if change == "a later token" else -1] = 0
+    found = {"fewer": found[:-1], "more": [*found, 5]}.get(change, found)
+    judge.hear(case, Answer(0.0, token_ids=found, finish=finish))
+    assert await judge.look(server, preemptions=9, block_tokens=8) == {}
+    assert len(judge.wrong) == 1
+
+
+@pytest.mark.parametrize(("preemptions", "wrong"), [(2, 0), (1, 1)])
+async def test_an_answer_may_be_begun_again_in_two_places_and_counts_twice_then(preemptions, wrong):
+    server, case, judge, found = begun_again(3, 12)
+    judge.hear(case, Answer(0.0, token_ids=found, finish="length"))
+    (way,) = (await judge.look(server, preemptions=preemptions, block_tokens=8)).values()
+    assert way == ", then ".join(f"begun again behind {drawn} drawn tokens, with 0 tokens kept" for drawn in (3, 12))
+    assert len(judge.wrong) == wrong
+
+
+async def test_an_answer_whose_client_left_is_explained_as_far_as_it_came():
+    server, case, judge, found = begun_again(3)
+    judge.hear(case, Answer(0.0, token_ids=found[:9], is_cancelled=True))
+    judge.hear(case, Answer(0.0, token_ids=[*found[:8], 0], is_cancelled=True))
+    assert len(await judge.look(server, preemptions=2, block_tokens=8)) == 1
+    assert len(judge.wrong) == 1
+
+
+async def test_looking_ends_after_its_time_and_what_is_not_explained_by_then_is_wrong():
+    server, case, judge, found = begun_again(3)
+    judge.hear(case, Answer(0.0, token_ids=found, finish="length"))
+    assert await judge.look(server, preemptions=1, block_tokens=8, seconds=0.0) == {}
+    (wrong,) = judge.wrong
+    assert wrong.endswith("not looked into for longer than 0 s")
 
 
 async def test_a_form_goes_on_where_it_stood():
