@@ -22,7 +22,7 @@ from simulator.calibrate import EVERY, ROUNDS, chip_toml
 from simulator.calibrate import calibrate as run_calibrate
 from simulator.compare import both_in_perfetto
 from simulator.compare import compare as run_compare
-from simulator.microbench import read_measurement
+from simulator.microbench import check_card, read_measurement
 from simulator.page import comparison_page, step_page, study_page
 from simulator.predict import predict
 from simulator.program import ProgramError
@@ -236,6 +236,7 @@ def calibrate(
         check_writable(out)
     base = load_hardware(locate(chip))
     read, points = read_measurement(locate(measurement))
+    check_card(read.card, base, measurement)
     with Progress(console=Console(stderr=True), transient=True) as progress, priced_with(base):
         bar = progress.add_task("fitting", total=1.0)
         found = run_calibrate(

@@ -16,7 +16,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from megakernel.arrival import Arrival
 from megakernel.config import ConfigError, load_json
+from megakernel.hardware import HardwareSpec
+from megakernel.measurement import Card
 from simulator.points import COPIES, COPY_BYTES, SMS, STAGES, EvenPoint, Point, SkeletonPoint
+
+CARDS_MEMORY = 0.1
+"""A card's memory is its chip's when it differs by no more than this share."""
 
 VARIANTS: dict[str, Arrival] = {
     "default": "release",
@@ -55,18 +60,12 @@ class Sample(_File):
         return statistics.median(self.ms)
 
 
-class CardName(_File):
-    """Which card."""
-
-    name: str
-
-
 class Measurement(_File):
     """A record of `runtime microbench`."""
 
     what: str
     date: str
-    card: CardName
+    card: Card
     samples: Annotated[tuple[Sample, ...], Field(strict=False)]
 
 
@@ -86,6 +85,16 @@ def read_measurement(path: str | Path) -> tuple[Measurement, list[tuple[Point, f
             f"{path}: no free stream and skeletons among its samples; needed: a file of `runtime microbench`"
         )
     return found, points
+
+
+def check_card(card: Card, chip: HardwareSpec, source: str) -> None:
+    """ConfigError when the card that `source` was measured on is another chip.
+
+    Not by name: people name chips, drivers cards. An H100 and an H200 have equally many SMs and differ in memory.
+    """
+    if card.num_sms != chip.num_sms or abs(card.memory_bytes / chip.memory_bytes - 1) > CARDS_MEMORY:
+        found, needed = (f"{each.name} ({each.num_sms} SMs, {each.memory_bytes / 1e9:.0f} GB)" for each in (card, chip))
+        raise ConfigError(f"{source}: measured on {found}, wanted for {needed}; needed a record of that chip")
 
 
 def _skeleton(cell: str, arrival: Arrival, source: str) -> SkeletonPoint:

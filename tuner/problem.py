@@ -23,6 +23,7 @@ from megakernel.measurement import Record
 from megakernel.model import ModelSpec
 from megakernel.tiling import Choices, Rounding
 from megakernel.workload import Bucket
+from simulator.microbench import check_card
 from tuner.search_config import SearchConfig
 from tuner.space import Space
 
@@ -33,9 +34,6 @@ RECORDED = "best on record"
 
 PROBES = 200
 """Random points tried before a space is said to hold nothing legal."""
-
-CARDS_MEMORY = 0.1
-"""A card's memory is its chip's when it differs by no more than this share."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +123,7 @@ def load_record(path: Path, model: ModelSpec, chip: HardwareSpec) -> Record:
     record = load_json(path, Record)
     if record.model_digest != digest(model):
         raise ConfigError(f"{path}: measured another model than the search's")
-    card = record.card
-    # Not by name: people name chips, drivers cards. An H100 and an H200 have equally many SMs and differ in memory.
-    if card.num_sms != chip.num_sms or abs(card.memory_bytes / chip.memory_bytes - 1) > CARDS_MEMORY:
-        found, needed = (f"{each.name} ({each.num_sms} SMs, {each.memory_bytes / 1e9:.0f} GB)" for each in (card, chip))
-        raise ConfigError(f"{path}: measured on {found}, the search is for {needed}; needed a record of that chip")
+    check_card(record.card, chip, str(path))
     return record
 
 

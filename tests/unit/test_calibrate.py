@@ -22,6 +22,12 @@ def paced(points):
     return [pair for pair in points if not pair[0].is_free]
 
 
+CARD = {
+    "name": "x", "compute_capability": "9.0", "num_sms": 132, "shared_memory_per_block_bytes": 232448,
+    "memory_bytes": 150109880320, "l2_bytes": 62914560, "driver": "580", "cuda": "13.0",
+}  # fmt: skip
+
+
 def cells(chip, few):
     points = [SkeletonPoint(ORDER, False, None, None)]
     points += [SkeletonPoint(ORDER, False, cap, work) for cap in (32, 40, 64, None) for work in (0, 2000)][:few]
@@ -32,7 +38,7 @@ def cells(chip, few):
 def measurement(card="a card", **ns):
     samples = [{"name": name, "ms": [each / 1e6]} for name, each in ns.items()]
     return Measurement.model_validate(
-        {"what": "microbench", "date": "2026-11-30T00:00", "card": {"name": card}, "samples": samples}
+        {"what": "microbench", "date": "2026-11-30T00:00", "card": CARD | {"name": card}, "samples": samples}
     )
 
 
@@ -148,7 +154,7 @@ def command(monkeypatch, capsys, tmp_path):
 
 
 def sample(name):
-    return {"what": "microbench", "date": "2026", "card": {"name": "x"}, "samples": [{"name": name, "ms": [1.0]}]}
+    return {"what": "microbench", "date": "2026", "card": CARD, "samples": [{"name": name, "ms": [1.0]}]}
 
 
 @pytest.mark.parametrize(
@@ -169,3 +175,11 @@ def test_bad_measurements_are_one_message_and_exit_2(command, tmp_path, content,
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
     assert message in err
+
+
+def test_a_record_of_another_chip_is_refused(command):
+    """An H200's, for an H100: equally many SMs, other memory."""
+    chip = asset("configs/hardware/h100-sxm.toml")
+    code, _, err = command(asset("configs/measurements/h200.json"), "--chip", chip)
+    assert code == 2
+    assert "measured on NVIDIA H200 (132 SMs, 150 GB), wanted for NVIDIA H100 SXM (132 SMs, " in err
