@@ -42,7 +42,7 @@ class Costs(Frozen):
     poll_ns: Cost  # finding that a wait is already met, idle memory
     poll_queue_share: Cost  # share of the memory's queue that each way of such a poll waits behind
     fence_ns: Cost  # what orders an arrival by a release, once no copy of the SM is in flight
-    fence_queue_share: Cost  # the same beyond the landing of those copies, as a share of the memory's queue
+    fence_later_share: Cost  # of the time that copies issued while it waits for earlier ones still take, what it waits
     read_back_ns: Cost  # what orders an arrival by reading results back, idle memory
     read_back_queue_share: Cost  # share of the memory's queue that this trip waits behind
     straggle_ns: Cost  # mean of a copy's own, random delay beside the queue

@@ -29,6 +29,7 @@ class Consumers:
         "_fetch_ns",
         "_fetched",
         "_has_polled",
+        "_is_released",
         "_l2_ns_per_byte",
         "_opened",
         "_poll_timer",
@@ -38,6 +39,7 @@ class Consumers:
         "_records",
         "_run_since_ns",
         "_signal_timer",
+        "_sm",
         "_stage_free_ns",
         "_step_ns",
         "_taken",
@@ -51,11 +53,13 @@ class Consumers:
     )
 
     def __init__(
-        self, shared: Shared, records: tuple[Record, ...], ring: RingState, times: SmTimes, producer: Producer
+        self, shared: Shared, sm: int, records: tuple[Record, ...], ring: RingState, times: SmTimes, producer: Producer
     ) -> None:
         """Wire them to the ring they empty; `start` sets them going."""
         env, costs = shared.env, shared.chip.costs
         self._counters = shared.counters
+        self._is_released = shared.counters.waits_for_copies
+        self._sm = sm
         self._records = records
         self._stage_free_ns = ring.stage_free_ns
         self._times = times
@@ -110,7 +114,7 @@ class Consumers:
         for wait in waits:
             if not counters.is_met(wait.counter, wait.need):
                 self._has_polled = True
-                counters.when_met(wait.counter, wait.need, self._begin_run)
+                counters.when_met(wait.counter, wait.need, self._sm, self._poll_timer)
                 return
         if waits and not self._has_polled:
             self._has_polled = True
@@ -138,6 +142,10 @@ class Consumers:
             self._signal_timer.arm(now_ns + signal.work_ns, now_ns)
 
     def _signal(self, now_ns: float) -> float:
+        self._signal_timer.action = self._signal_ordered if self._is_released else self._signal_left
+        return self._counters.ordered_ns(now_ns, self._producer.in_flight_until)
+
+    def _signal_ordered(self, now_ns: float) -> float:
         self._signal_timer.action = self._signal_left
         return self._counters.leaves_ns(now_ns, self._producer.in_flight_until)
 
@@ -233,7 +241,12 @@ class Consumers:
             free_ns += spread(done_ns, step_ns, num)
         self._unused -= num
         if not self._unused:
-            self._end_timer.arm(self._done_ns + self._records[self.run].compute_ns, now_ns)
+            run = self.run
+            late_ns = self._times.landed_ns[run] + self._warp_ns
+            if late_ns > done_ns:
+                self._times.data_wait_ns += late_ns - done_ns
+                self._done_ns = done_ns = late_ns
+            self._end_timer.arm(done_ns + self._records[run].compute_ns, now_ns)
 
     def _finish(self, now_ns: float) -> float | None:
         run = self.run
@@ -242,6 +255,10 @@ class Consumers:
         if self._records[run].arrive is None:
             self._next(now_ns)
             return None
+        self._end_timer.action = self._ordered if self._is_released else self._left
+        return self._counters.ordered_ns(now_ns, self._producer.in_flight_until)
+
+    def _ordered(self, now_ns: float) -> float:
         self._end_timer.action = self._left
         return self._counters.leaves_ns(now_ns, self._producer.in_flight_until)
 

@@ -16,7 +16,11 @@ from collections.abc import Callable
 from megakernel.hardware import HardwareSpec
 from simulator.memory import Memory
 from simulator.program import Program
-from simulator.timer import Action, Clock, Timer
+from simulator.timer import Clock, Timer
+
+SM_STRIDE = 0.6180339887498949
+COUNTER_STRIDE = 0.7548776662466927
+"""Shares of a poll's trip by which SMs, and one SM at other counters, poll later: spread evenly, and ever the same."""
 
 
 class Counters:
@@ -29,11 +33,13 @@ class Counters:
         self._memory = memory
         self._queue_share = costs.handoff_queue_share
         self._serial_ns = costs.arrive_serial_ns
-        self._idle_ns = costs.handoff_ns - costs.fence_ns
         self._poll_ns = costs.poll_ns
+        # Measured from one SM to another, which on average polled half a trip before the news was there.
+        self._idle_ns = max(costs.handoff_ns - costs.fence_ns - 0.5 * costs.poll_ns, 0.0)
         self._arrival = program.arrival
+        self.waits_for_copies = program.arrival in {"release", "fence"}
         self._fence_ns = costs.fence_ns
-        self._fence_queue_share = costs.fence_queue_share
+        self._fence_later_share = costs.fence_later_share
         self._read_back_ns = costs.read_back_ns
         self._read_back_queue_share = costs.read_back_queue_share
         self._poll_queue_share = costs.poll_queue_share
@@ -43,20 +49,24 @@ class Counters:
         for wait in sorted(program.waits, key=lambda wait: (wait.counter, wait.need)):
             self._awaited[wait.counter].add(wait.need)
         self._seen: set[tuple[int, int]] = set()
-        self._waiting: dict[tuple[int, int], list[Action]] = {}
+        self._waiting: dict[tuple[int, int], list[tuple[int, Timer]]] = {}
 
-    def leaves_ns(self, now_ns: float, in_flight_until: Callable[[float], float]) -> float:
-        """When an arrival that is begun now leaves its SM, and lets go of the threads that send it.
+    def ordered_ns(self, now_ns: float, in_flight_until: Callable[[float], float]) -> float:
+        """When what an arrival that is begun now has to follow is over; until then its threads are held.
 
-        A release, or a fence, waits until the SM's copies in flight have landed, as `in_flight_until` tells. A result
-        that is read back waits for its trip to L2 alone, a relaxed arrival for nothing.
+        A release, or a fence, waits first until the SM's copies in flight have landed, as `in_flight_until` tells. A
+        result that is read back waits for its trip to L2 alone, a relaxed arrival for nothing: both leave then.
         """
-        if self._arrival in {"release", "fence"}:
-            landed_ns = max(now_ns, in_flight_until(now_ns))
-            return landed_ns + self._fence_ns + self._fence_queue_share * self._memory.backlog_ns(now_ns)
+        if self.waits_for_copies:
+            return max(now_ns, in_flight_until(now_ns))
         if self._arrival == "read_back":
             return now_ns + self._read_back_ns + self._read_back_queue_share * self._memory.backlog_ns(now_ns)
         return now_ns
+
+    def leaves_ns(self, now_ns: float, in_flight_until: Callable[[float], float]) -> float:
+        """When a release leaves before which the SM's earlier copies have landed: copies issued meanwhile hold it too."""
+        later_ns = in_flight_until(now_ns) - now_ns
+        return now_ns + self._fence_ns + (self._fence_later_share * later_ns if later_ns > 0.0 else 0.0)
 
     def arrive(self, counter: int, now_ns: float) -> None:
         """Let an arrival leave its SM now: it travels to the counter, where arrivals are served one after another."""
@@ -69,7 +79,8 @@ class Counters:
         self._raised_ns[counter] = at_ns
         self._value[counter] = need
         if need in self._awaited[counter]:
-            Timer(self._env, lambda now_ns: self._answer((counter, need), now_ns)).arm(at_ns, now_ns)
+            key = counter, need
+            Timer(self._env, lambda now_ns: self._see(key, now_ns)).arm(at_ns + self._idle_ns, now_ns)
 
     def is_met(self, counter: int, need: int) -> bool:
         """Whether a poll now finds the counter at `need`."""
@@ -79,15 +90,13 @@ class Counters:
         """How long a thread takes to find that its wait is already met."""
         return self._poll_ns + 2.0 * self._poll_queue_share * self._memory.backlog_ns(now_ns)
 
-    def when_met(self, counter: int, need: int, action: Action) -> None:
-        """Call `action` once the SM has seen the counter at `need`; the counter must not be there yet."""
-        self._waiting.setdefault((counter, need), []).append(action)
-
-    def _answer(self, key: tuple[int, int], now_ns: float) -> None:
-        """Let the counter's value travel to the SMs that poll it."""
-        Timer(self._env, lambda now_ns: self._see(key, now_ns)).arm(now_ns + self._idle_ns, now_ns)
+    def when_met(self, counter: int, need: int, sm: int, timer: Timer) -> None:
+        """Let `timer` fire once that SM has seen the counter at `need`; the counter must not be there yet."""
+        self._waiting.setdefault((counter, need), []).append((sm, timer))
 
     def _see(self, key: tuple[int, int], now_ns: float) -> None:
+        """Let the SMs that poll a counter see its value, each with the next poll of its own, a trip later at most."""
         self._seen.add(key)
-        for action in self._waiting.pop(key, ()):
-            action(now_ns)
+        first = key[0] * COUNTER_STRIDE
+        for sm, timer in self._waiting.pop(key, ()):
+            timer.arm(now_ns + self._poll_ns * ((first + sm * SM_STRIDE) % 1.0), now_ns)

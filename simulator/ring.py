@@ -27,8 +27,9 @@ class RingState:
         cap = ring.cap_copies
         batch = min(batch_copies, ring.stages)
         if cap is not None:
-            # The cap is kept by looking at batches before the one being issued, so a batch has to keep it itself.
-            batch = min(batch, max(1, cap * 4 // 5))
+            # The cap is kept by looking at batches before the one being issued, so a batch has to keep it itself: most
+            # of a cap that holds few copies is no grain to tell when the next may be issued.
+            batch = min(batch, cap * 4 // 5 if cap > 3 else 1)
         self.batch_copies = batch
         self.stage_free_ns = [0.0] * ring.stages
         self.cap_free_ns = [0.0] * (cap or 0)

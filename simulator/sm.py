@@ -21,7 +21,7 @@ class StreamingMultiprocessor:
         self.times = SmTimes(len(records))
         ring = RingState(shared.ring, shared.batch_copies, shared.longest_turn)
         self._producer = Producer(shared, sm, records, ring, self.times)
-        self._consumers = Consumers(shared, records, ring, self.times, self._producer)
+        self._consumers = Consumers(shared, sm, records, ring, self.times, self._producer)
 
     def start(self) -> None:
         """Begin with the first record."""
