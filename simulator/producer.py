@@ -9,7 +9,6 @@ is served late holds its task's end and, by the cap, copies to come; those behin
 # ruff: noqa: PLR1730, FURB136 - a comparison takes a third of the time of max(), a million times a step
 
 from dataclasses import dataclass
-from math import log
 from typing import Protocol
 
 from megakernel.hardware import HardwareSpec
@@ -132,7 +131,8 @@ class Producer:
         self._sm = sm
         self._straggler = sm * SM_STRIDE
         self._delays = delays()
-        self._beyond_one = [log(max(num, 1)) for num in range(ring.batch_copies + 1)]
+        # Of so many exponential delays the latest has this beyond one, on average.
+        self._beyond_one = [sum(1.0 / each for each in range(2, num + 1)) for num in range(ring.batch_copies + 1)]
         self.load: int = 0  # record being loaded
         self._has_polled = False  # its counters
         self._load_since_ns = 0.0
@@ -338,7 +338,7 @@ class Producer:
         if port_ns > at_ns:
             at_ns = port_ns
         issued = self._issued = self._issued + num
-        # The last copy's own delay, and what the latest of so many has beyond it.
+        # The last copy's own delay, and what the latest of the batch has beyond it: copies are issued in order.
         delay_ns = straggle_ns * (
             self._delays[(self._straggler + (issued - 1) * COPY_STRIDE) & (SIZE - 1)] + self._beyond_one[num]
         )
@@ -358,7 +358,7 @@ class Producer:
                 served_step_ns = (at_ns - since_ns) / num
                 if served_step_ns < step_ns:
                     step_ns = served_step_ns if served_step_ns > 0.0 else 0.0
-                landed_ns = at_ns + straggle_ns
+                landed_ns = at_ns + delay_ns
                 free_ns = self._cap_free_ns
                 if num == 4:  # nearly always
                     third_ns = landed_ns - step_ns
