@@ -52,10 +52,7 @@ def test_all_cells_meet_the_bars_in_fast_mode(cells, fast_ms, half):
     assert found.worst <= 0.15
     (caps, all_caps), (orders, all_orders) = found.cap_pairs, found.order_pairs
     assert caps >= 0.95 * all_caps
-    assert caps + orders >= 0.95 * (all_caps + all_orders)
-    if half == "all":
-        # Of 36 pairs of orders four are wrong, three without a cap (tests/bench/LOG.md): 89%.
-        assert orders >= 0.88 * all_orders
+    assert orders >= 0.95 * all_orders
 
 
 @pytest.mark.timeout(600)
@@ -66,11 +63,8 @@ def test_exact_mode_agrees_on_twenty_cells(cells, fast_ms, chip):
     found = figures(chosen, exact_ms)
     assert found.worst <= 0.15
     apart = [abs(fast_ms[cell.number] / exact - 1) for cell, exact in zip(chosen, exact_ms, strict=True)]
-    # Short of the bar, which is 2% everywhere: two of these twenty are further apart, by 3.9% and 3.8%, because batches
-    # land before others have issued theirs and exact copies go in lockstep (tests/bench/LOG.md).
-    assert sum(apart) / len(apart) <= 0.012
-    assert sum(each <= 0.02 for each in apart) >= 18
-    assert max(apart) <= 0.04
+    assert max(apart) <= 0.02
+    assert sum(apart) / len(apart) <= 0.01
 
 
 def test_no_more_constants_are_fitted_than_allowed(chip):
