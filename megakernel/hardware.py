@@ -36,13 +36,13 @@ class Costs(Frozen):
     queue_ramp_ns: Positive  # queue that the memory needs to reach 63% of its rate
     consume_copy_ns: Cost  # consumers, per landed copy
     consume_bytes_per_ns: Positive  # consumers, per byte of a landed copy
-    handoff_ns: Cost  # from the last arrival to the waiting threads, idle memory
+    handoff_ns: Cost  # from the last arrival to one waiting thread, idle memory, on average over its turns of polling
     handoff_queue_share: Cost  # how often an arrival waits as long as a copy that is issued with it would queue
     arrive_serial_ns: Cost  # between two arrivals on one counter
-    poll_ns: Cost  # finding that a wait is already met, idle memory
+    poll_ns: Cost  # a poll's trip there and back, idle memory: finding a wait met takes one, or up to one more
     poll_queue_share: Cost  # share of the memory's queue that each way of such a poll waits behind
     fence_ns: Cost  # what orders an arrival by a release, once no copy of the SM is in flight
-    fence_later_share: Cost  # of the time that copies issued while it waits for earlier ones still take, what it waits
+    fence_later_share: Cost  # of what copies take beyond those, issued while it waits, the share that it waits for too
     read_back_ns: Cost  # what orders an arrival by reading results back, idle memory
     read_back_queue_share: Cost  # share of the memory's queue that this trip waits behind
     straggle_ns: Cost  # mean of a copy's own, random delay beside the queue

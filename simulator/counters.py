@@ -64,7 +64,7 @@ class Counters:
         return now_ns
 
     def leaves_ns(self, now_ns: float, in_flight_until: Callable[[float], float]) -> float:
-        """When a release leaves before which the SM's earlier copies have landed: copies issued meanwhile hold it too."""
+        """When a release leaves that its SM's earlier copies held until now; those issued meanwhile hold it too."""
         later_ns = in_flight_until(now_ns) - now_ns
         return now_ns + self._fence_ns + (self._fence_later_share * later_ns if later_ns > 0.0 else 0.0)
 

@@ -6,8 +6,8 @@ because few requests cannot keep every channel busy. Refuses to know who reads o
 and `counters.py` (signals share the way).
 
 A batch of copies is booked when its first copy is issued, or as soon as that is known. What of it is issued later than
-now is kept apart (`_ahead_...`), so that nobody queues behind copies that don't exist yet. When it lands is asked for when
-its last copy is issued: by then the others have booked what they issued meanwhile.
+now is kept apart (`_ahead_...`), so that nobody queues behind copies that don't exist yet. When it lands is asked for
+when its last copy is issued: by then the others have booked what they issued meanwhile.
 """
 # ruff: noqa: PLR1730, FURB136 - a comparison takes a third of the time of max(), a million times a step
 
@@ -44,7 +44,7 @@ class Memory:
         self._channels_share = chip.ceiling_bytes_per_ns(num_sms) / chip.streaming_bytes_per_ns
         self._per_ramp_ns = self._channels_share / chip.costs.queue_ramp_ns
         self._free_ns = 0.0
-        # Batches are issued evenly until their end, so the service time of what is booked and not issued is a line in time.
+        # Batches are issued evenly until their end: the service time of what is booked and not issued is a line in time.
         self._num_ahead = 0
         self._ahead_at_zero = 0.0
         self._ahead_slope = 0.0

@@ -5,8 +5,8 @@
 Prints the figures of the fitted half, of the half kept for checking and of all cells, the fitted constants, with
 `--cells` every residual, and last one JSON line. `--fit` improves the constants on the fitted half alone by least
 squares over relative errors and prints them with intervals; write them to configs/hardware/h200.toml by hand. Those
-there were found so in fast mode, but for two: `handoff_queue_share` and `straggle_queue_share` were set by hand, on all
-three orders, when answers no longer queued; so the held-out order is not blind to them.
+there were found so in fast mode and rounded, `queue_ramp_ns` towards the round before (tests/bench/LOG.md). The model's
+structure was chosen while looking at all cells.
 """
 
 # ruff: noqa: T201 - a script reports on stdout
