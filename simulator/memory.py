@@ -44,7 +44,7 @@ class Memory:
         self._channels_share = chip.ceiling_bytes_per_ns(num_sms) / chip.streaming_bytes_per_ns
         self._per_ramp_ns = self._channels_share / chip.costs.queue_ramp_ns
         self._free_ns = 0.0
-        # Batches are issued evenly until their end: the service time of what is booked and not issued is a line in time.
+        # Batches are issued evenly until their end: the service time of what is booked, not issued, is a line in time.
         self._num_ahead = 0
         self._ahead_at_zero = 0.0
         self._ahead_slope = 0.0
