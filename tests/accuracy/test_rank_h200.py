@@ -89,15 +89,15 @@ def test_times_are_met(name, measured, simulated):
 
 
 def test_two_words_a_counter_are_priced_and_change_no_more_than_on_the_card(measured, simulated):
-    """They halve the queue at a word, where arrivals are served one after another, 2.6 ns each.
+    """They halve the queue at a word, where arrivals are served one after another, 4.7 ns each, if they come together.
 
-    A hand-off of 132 arrivals ends 172 ns sooner: 0.4% of a step if one in every layer is waited for, 2% if all five
-    are. What a card gains by it, it may lose elsewhere: five pairs in three contests lay within 1.5%, with either sign.
+    A hand-off of 132 arrivals ends 300 ns sooner at most, and less where they come apart. What a card gains by it, it may
+    lose elsewhere: five pairs in three contests lay within 1.5%, with either sign.
     """
     times, found = measured["orders"], simulated["orders"]
     for one, two in (("candidate 14", "attention first, two words"), ("hand plan", "hand plan, two words")):
         assert abs(times[two] / times[one] - 1.0) <= 0.015
-        assert 0.002 <= 1.0 - found[two] / found[one] <= 0.015
+        assert 0.0 < 1.0 - found[two] / found[one] <= 0.015
 
 
 def _without_order(choices: Choices) -> Choices:
