@@ -91,7 +91,7 @@ def test_times_are_met(name, measured, simulated):
 def test_two_words_a_counter_are_priced_and_change_no_more_than_on_the_card(measured, simulated):
     """They halve the queue at a word, where arrivals are served one after another, 4.7 ns each, if they come together.
 
-    A hand-off of 132 arrivals ends 300 ns sooner at most, and less where they come apart. What a card gains by it, it may
+    A hand-off of 132 arrivals ends 300 ns sooner at most, less where they come apart. What a card gains by it, it may
     lose elsewhere: five pairs in three contests lay within 1.5%, with either sign.
     """
     times, found = measured["orders"], simulated["orders"]

@@ -140,8 +140,8 @@ def longer(run, task, extra_ns):
 
 
 def test_a_task_may_take_its_slack_longer_and_no_more_and_a_critical_one_may_not():
-    # Loads after the wait: nothing makes good for a delay. A release that is later also finds other copies in flight, and
-    # a copy that is late by itself hides a delay of its task.
+    # Loads after the wait: nothing makes good for a delay. A release that is later also finds other copies in flight,
+    # and a copy that is late by itself hides a delay of its task.
     costs = north.chip().costs.model_copy(update={"straggle_ns": 0.0, "straggle_queue_share": 0.0})
     run = run_of("reference", layers=2, chip=north.chip().model_copy(update={"costs": costs}), arrival="relaxed")
     critical = critical_of(run)
