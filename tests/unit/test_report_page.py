@@ -124,14 +124,13 @@ def test_an_address_opens_on_a_part_of_the_step(made, tmp_path):
 @pytest.mark.parametrize("name", ["hand", "reference"])
 def test_the_bandwidth_curve_is_near_what_the_memory_served(name, monkeypatch):
     served = []
-    read = Memory.read
+    queue = Memory._queue
 
-    def noted(memory, now_ns, last_ns, num_bytes):
-        found = read(memory, now_ns, last_ns, num_bytes)
-        served.append((found[0], num_bytes))
-        return found
+    def noted(memory, now_ns, issue_ns, num_bytes):
+        queue(memory, now_ns, issue_ns, num_bytes)
+        served.append((memory._free_ns, num_bytes))
 
-    monkeypatch.setattr(Memory, "read", noted)
+    monkeypatch.setattr(Memory, "_queue", noted)
     step = short_step(name, layers=6)
     run = run_step(step, north.chip(), mean_state(step.model, Workload(contexts=(8192,))))
     walk = walk_of_run(run)
