@@ -116,7 +116,7 @@ class Planner {
     const auto kind = static_cast<abi::TaskKind>(record.kind);
     const bool is_up = kind == abi::TaskKind::kUp;
     if (!spec::kLinearWalk && slot.layer.num_experts != 0 && (is_up || kind == abi::TaskKind::kDown)) {
-      live_.route(slot, slot.inputs[is_up ? 2 : 1]);
+      if (!live_.route(slot, slot.inputs[is_up ? 2 : 1])) return false;
     }
     tasks::find_units(context_, slot, live_);
     tasks::describe(context_, slot, staged_);

@@ -49,6 +49,9 @@ static_assert(kStreaming || (kChunkPieces <= kConsumerWarps && kConsumerWarps % 
 static_assert(kStreaming || kGroup <= 8, "query heads are one tile of the matrix instruction");
 static_assert(kStreaming || !kArriveRelaxed, "a relaxed arrival orders no results");
 static_assert(kStreaming || kConsumerWarps == 8, "the order of sums depends on the number of warps");
+static_assert(kLogitsAhead != 1, "row states are of a step whose first arrival was seen");
+static_assert(kLogitsAhead == 0 || (kRows == 1 && kLayers < 256 && kArriveReadBack && !kStreaming),
+              "one row's logits carry tags, whose layer has eight bits, and are looked at past every cache");
 static_assert(kSlots >= 2, "one record is loaded while another runs");
 
 }  // namespace mk::spec

@@ -14,7 +14,7 @@ __device__ __forceinline__ uint32_t counter_target(uint32_t step, uint32_t lag, 
 }
 
 // What one lane of a polling warp looks at: all waits of a record at once, one a lane, because each look is a trip to
-// L2.
+// L2. Waits of `marks` end when all have arrived but for one in spec::kLogitsAhead.
 struct Poll {
   const uint32_t* word = nullptr;
   uint32_t counter = abi::kNone;
@@ -22,10 +22,13 @@ struct Poll {
   bool is_met = true;
 
   __device__ __forceinline__ Poll(const Context& context, const abi::Wait* waits, const uint32_t* targets,
-                                  uint32_t count) {
+                                  uint32_t count, uint32_t marks = 0) {
     if (context.lane >= count) return;
     counter = waits[context.lane].counter;
     target = targets[context.lane];
+    if constexpr (spec::kLogitsAhead > 0) {
+      if (marks >> context.lane & 1) target -= waits[context.lane].need / spec::kLogitsAhead;
+    }
     word = counter_word(context.launch(), counter);
     is_met = false;
   }
@@ -54,7 +57,8 @@ static_assert(abi::kMaxLoadWaits <= spec::kWarpThreads && abi::kMaxRunWaits <= s
 // Waits for all load waits of the record in `slot`, for every lane.
 __device__ __forceinline__ bool await_loads(const Context& context, const Slot& slot) {
   if (slot.record.num_load_waits == 0) return true;
-  Poll poll(context, slot.record.load_waits, context.shared.load_targets, slot.record.num_load_waits);
+  Poll poll(context, slot.record.load_waits, context.shared.load_targets, slot.record.num_load_waits,
+            spec::kLogitsAhead > 0 ? slot.record.reserved[0] : 0);
   const bool met = await(context, [&] { return poll.look(); }, [&] { return poll.waiting(abi::Place::kLoadWait); });
   __syncwarp();
   return met;

@@ -5,6 +5,7 @@
 // next is routed, which happens only once all down products of this one are done.
 #pragma once
 #include "core/patience.cuh"
+#include "core/tags.cuh"
 
 namespace mk::core {
 
@@ -37,17 +38,19 @@ class Live {
     return context_.shared.rows;
   }
 
-  // Finds the experts of the active rows in a record's layer, from the router's logits; `routing` then has them.
-  __device__ __forceinline__ void route(const Slot& slot, uint64_t logits) {
-    if (layer_ == slot.record.layer && layer_step_ == slot.step) return;
+  // Finds the experts of the active rows in a record's layer, from the router's logits; `routing` then has them. False
+  // when the kernel is to be left.
+  __device__ __forceinline__ bool route(const Slot& slot, uint64_t logits) {
+    if (layer_ == slot.record.layer && layer_step_ == slot.step) return true;
     Routing& found = context_.shared.work.routing[slot.record.layer & 1];
     if constexpr (spec::kStreaming) {
       list_given(found, rows(slot.step), slot);
     } else {
-      pick(found, rows(slot.step), slot, at<const uint32_t>(logits));
+      if (!pick(found, rows(slot.step), slot, at<const uint32_t>(logits))) return false;
     }
     layer_ = slot.record.layer;
     layer_step_ = slot.step;
+    return true;
   }
 
  private:
@@ -76,13 +79,17 @@ class Live {
   // Top k of every row's logits: the likeliest first, of equals the lower id; each row's experts and scores in
   // ascending order of expert. Logits are compared without their last bits, which name the expert instead: one
   // reduction finds both, and logits that close differ from run to run of any other arithmetic.
-  __device__ __forceinline__ void pick(Routing& found, const RowAt* rows, const Slot& slot, const uint32_t* logits) {
+  __device__ __forceinline__ bool pick(Routing& found, const RowAt* rows, const Slot& slot, const uint32_t* logits) {
     const uint32_t experts = slot.layer.num_experts;
     const uint32_t top_k = slot.layer.top_k;
     const uint32_t lane = context_.lane;
     uint32_t all_rows[kMaskWords] = {};
     uint32_t coming[kMaskWords];
-    ask(coming, logits, experts);
+    if constexpr (spec::kLogitsAhead > 0) {
+      if (!await_logits(coming, slot, reinterpret_cast<const uint64_t*>(logits))) return false;
+    } else {
+      ask(coming, logits, experts);
+    }
 #pragma unroll 1
     for (uint32_t row = 0; row < spec::kRows; ++row) {
       uint32_t keys[kMaskWords];  // in descending order
@@ -156,6 +163,37 @@ class Live {
 #pragma unroll
     for (uint32_t word = 0; word < kMaskWords; ++word) mask = lane == word ? all_rows[word] : mask;
     list(found, mask);
+    return true;
+  }
+
+  // The logits of the one row, as they come: what has not its tag yet is asked for again. False when the kernel is to be
+  // left.
+  __device__ __forceinline__ bool await_logits(uint32_t (&words)[kMaskWords], const Slot& slot,
+                                               const uint64_t* logits) const {
+    const uint32_t tag = core::tag(slot.step, slot.record.layer);
+    uint64_t coming[kMaskWords];
+#pragma unroll
+    for (uint32_t word = 0; word < kMaskWords; ++word) {
+      // lanes without an expert have theirs
+      coming[word] = word * spec::kWarpThreads + context_.lane < slot.layer.num_experts ? 0 : tagged(0, tag);
+    }
+    const bool are_there = await(
+        context_,
+        [&] {
+#pragma unroll
+          for (uint32_t word = 0; word < kMaskWords; ++word) {
+            const uint64_t* from = logits + word * spec::kWarpThreads + context_.lane;
+            if (!has_tag(coming[word], tag)) coming[word] = ptx::load_relaxed_gpu(from);
+          }
+          bool all = true;
+#pragma unroll
+          for (uint32_t word = 0; word < kMaskWords; ++word) all &= has_tag(coming[word], tag);
+          return all;
+        },
+        [&] { return Waiting{abi::Place::kLoadWait, tag}; });
+#pragma unroll
+    for (uint32_t word = 0; word < kMaskWords; ++word) words[word] = static_cast<uint32_t>(coming[word]);
+    return are_there;
   }
 
   __device__ __forceinline__ void ask(uint32_t (&words)[kMaskWords], const uint32_t* logits, uint32_t experts) const {

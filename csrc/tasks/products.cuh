@@ -106,7 +106,7 @@ __device__ __forceinline__ bool run_product(const core::Context& context, core::
   core::lap(context, slot, &abi::Trace::staged, lap);
   // A trip to memory passes while the first copy is multiplied.
   const auto announce = [&] {
-    if (tools.has_news) Project::announce(context, slot, tools);
+    if (spec::kLogitsAhead == 0 && tools.has_news) Project::announce(context, slot, tools);
   };
   const bool goes_on = tools.multiplier.multiply(
       slot, tools.reader, product, announce, [&](uint32_t unit, uint32_t rank, const Unit& values) {

@@ -88,8 +88,14 @@ struct Project {
 #pragma unroll
           for (uint32_t warp = 0; warp < spec::kConsumerWarps; ++warp) sum += work.squares[context.lane][warp];
           const uint32_t expert = slot.record.router_begin + tools.reader.what().unit + row;
-          auto* to = core::at<uint32_t>(slot.outputs[0]) + context.lane * spec::kMaxExperts + expert;
-          tools.written.put(to, __float_as_uint(sum));
+          if constexpr (spec::kLogitsAhead > 0) {
+            auto* to = core::at<uint64_t>(slot.outputs[0]) + context.lane * spec::kMaxExperts + expert;
+            const uint32_t tag = core::tag(slot.step, slot.record.layer);
+            ptx::store_relaxed_gpu(to, core::tagged(__float_as_uint(sum), tag));  // who reads it sees whether it is there
+          } else {
+            auto* to = core::at<uint32_t>(slot.outputs[0]) + context.lane * spec::kMaxExperts + expert;
+            tools.written.put(to, __float_as_uint(sum));
+          }
         }
         const bool goes_on = row + 1 < rows || copy + 1 < copies;
         if (goes_on && !tools.consumers.meet()) return false;  // the sums are read
@@ -97,6 +103,7 @@ struct Project {
       if (context.warp == 0) tools.reader.free();
     }
     tools.has_news = context.warp == 0;
+    if (spec::kLogitsAhead > 0 && tools.has_news) announce(context, slot, tools);
     return true;
   }
 

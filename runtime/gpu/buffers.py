@@ -21,6 +21,7 @@ from megakernel.build import BuiltStep
 from megakernel.graph import Buffer
 from megakernel.model import Rope, RoutedMlp
 from runtime.gpu.specialize import pages_per_row
+from runtime.gpu.tags import TAGGED
 from runtime.kv_pages import layer_groups
 from runtime.rows import NO_END
 from runtime.weights import Piece, rotary_table
@@ -121,13 +122,14 @@ class StepBuffers:
         weights: Iterable[Piece] | None = None,
         drawn: Drawn = "bits",
         pages: int | None = None,
+        has_tags: bool = False,
     ) -> None:
         """Allocate and fill; with `model`, weights and KV are those of another table of the same model.
 
         `weights` come piece by piece, and are copied as they come; without them they are drawn. `pages` a pool has,
-        or as many as the bucket's rows can fill.
+        or as many as the bucket's rows can fill. With `has_tags`, router logits carry tags.
         """
-        self.step, self.model = step, model
+        self.step, self.model, self.has_tags = step, model, has_tags
         filled = step.bucket.rows * pages_per_row(step.bucket, step.choices)
         self.num_pages = model.num_pages if model is not None else pages or filled
         taken = {} if model is None else {name: at for name, at in model.address.items() if name in model.permanent}
@@ -207,8 +209,20 @@ class StepBuffers:
         return self.block[begin : begin + size].view(dtype).reshape(shape)
 
     def scratch(self, name: str, dtype: torch.dtype) -> Tensor:
-        """A scratch buffer of the graph by name."""
-        return self.tensor(name, self._buffer(name).shape, dtype)
+        """A scratch buffer of the graph by name, without tags."""
+        shape = self._buffer(name).shape
+        if self._is_tagged(name):
+            return self.tensor(name, (*shape, 2), dtype)[..., 0]
+        return self.tensor(name, shape, dtype)
+
+    def tags(self) -> list[tuple[Tensor, Tensor]]:
+        """What has to be put back before a launch: words that carry tags, and zeros."""
+        found = [buffer for buffer in self.step.graph.buffers if self._is_tagged(buffer.name)]
+        words = [self.tensor(buffer.name, (self._size(buffer),), torch.uint8) for buffer in found]
+        return [(each, torch.zeros_like(each)) for each in words]
+
+    def _is_tagged(self, name: str) -> bool:
+        return self.has_tags and name == TAGGED
 
     def words(self, address: int, num_bytes: int) -> np.ndarray:
         """32-bit words of device memory, copied to the host."""
@@ -222,7 +236,7 @@ class StepBuffers:
         if buffer.name == "row_state":
             return self.step.bucket.rows * ROW_STATE.dtype.itemsize
         if not buffer.name.endswith(".kv"):
-            return buffer.bytes
+            return buffer.bytes * (2 if self._is_tagged(buffer.name) else 1)
         return self.num_pages * self.step.choices.rounding.page_tokens * self.step.model.kv_bytes_per_token_per_layer
 
     def _layer_records(self, table: tuple[int, ...]) -> np.ndarray:

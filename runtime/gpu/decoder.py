@@ -27,6 +27,7 @@ from runtime.gpu.launch import DEADLINE_MS, LoadedTable
 from runtime.gpu.mailbox import Mailbox, put_pages
 from runtime.gpu.postmortem import GraphTitles
 from runtime.gpu.specialize import KernelOptions, specialize
+from runtime.gpu.tags import marks
 from runtime.kv_pages import TILE, layer_groups, read, write
 from runtime.rows import Command, Decodes, Drop, Extend, Join, row_state
 from runtime.weights import LayerWeights, Piece, Weights, weight_pieces
@@ -55,12 +56,20 @@ class Decoder(Decodes):
         if findings:
             raise ConfigError("the table is not sound:\n" + "\n".join(map(str, findings)))
         self.step, self.chip = step, chip
-        compiled = compile_kernel(specialize(step, chip, options or KernelOptions()), chip.architecture)
-        titles = GraphTitles(step.graph, step.counter_titles)
-        self.table = LoadedTable(compiled, step.table, titles, proved_digest=step.table.digest)
+        options = options or KernelOptions()
+        has_tags = options.logits_ahead > 0
+        compiled = compile_kernel(specialize(step, chip, options), chip.architecture)
+        self.table = LoadedTable(
+            compiled,
+            step.table,
+            GraphTitles(step.graph, step.counter_titles),
+            proved_digest=step.table.digest,
+            marks=marks(step) if has_tags else None,
+        )
         shared = model.buffers if model else None
         pieces = weight_pieces(weights) if isinstance(weights, Weights) else weights
-        self.buffers = StepBuffers(step, shared, weights=pieces, drawn="normal", pages=pages)
+        self.buffers = StepBuffers(step, shared, weights=pieces, drawn="normal", pages=pages, has_tags=has_tags)
+        self.table.restores += self.buffers.tags()
         inputs = random_inputs(step, ())
         inputs.pages %= self.buffers.num_pages
         self.pages: np.ndarray = inputs.pages

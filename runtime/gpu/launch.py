@@ -74,9 +74,18 @@ class LoadedTable:
     """A table on a card, with its kernel and control words."""
 
     def __init__(
-        self, compiled: CompiledKernel, table: TaskTable, titles: TaskTitles, *, proved_digest: str | None
+        self,
+        compiled: CompiledKernel,
+        table: TaskTable,
+        titles: TaskTitles,
+        *,
+        proved_digest: str | None,
+        marks: np.ndarray | None = None,
     ) -> None:
-        """Load the cubin and upload the table; `proved_digest` None is for tests that break tables on purpose."""
+        """Load the cubin and upload the table; `proved_digest` None is for tests that break tables on purpose.
+
+        `marks` of its records are for kernels whose logits carry tags; `restores` then clears those.
+        """
         if proved_digest is not None and proved_digest != table.digest:
             raise ConfigError(f"table {table.digest} was not verified; {proved_digest} was")
         self.table, self.titles, self.compiled = table, titles, compiled
@@ -92,7 +101,9 @@ class LoadedTable:
         )
         self.stream = torch.cuda.Stream()
         self._core_stream = Stream.from_handle(self.stream.cuda_stream)
-        self._static = [upload(part) for part in (table.offsets, table.totals, table.records)]
+        records = table.records.copy()
+        records["reserved"][:, 0] = 0 if marks is None else marks
+        self._static = [upload(part) for part in (table.offsets, table.totals, records)]
         counter_words = max(table.num_counters, 1) * spec["kCounterStride"]
         # One block, zeroed at once: counters, then a line each for the words that all blocks share, then progress.
         words = LINE_BYTES // 4

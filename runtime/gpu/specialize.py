@@ -33,6 +33,8 @@ class KernelOptions(Frozen):
     counters. `arrival`: see Arrival. `evict_first`: L2 policy of the ring's copies. `proxy_fence`: the issuer fences
     the asynchronous proxy before a record's first copy. `trace`: timestamps of every task. `streaming`: runs read their
     bytes and compute nothing; a trace then has checksums. `fuzz`: random delays before loads and runs.
+    `logits_ahead`: planners go to a router's logits, which carry tags (see `tags`), when all that leave them have
+    arrived but for one in so many, and these read nothing back; 0: when all have, which did.
     """
 
     consumer_warps: int = Field(default=CONSUMER_WARPS, ge=1, le=16)
@@ -47,6 +49,7 @@ class KernelOptions(Frozen):
     trace: bool = False
     streaming: bool = False
     fuzz: bool = False
+    logits_ahead: int = Field(default=0, ge=0)
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ def specialize(step: BuiltStep, chip: HardwareSpec, options: KernelOptions) -> S
     """Constants for the table of a model; ConfigError names what the kernel does not compute."""
     model, bucket, choices = step.model, step.bucket, step.choices
     if not options.streaming:
-        found = uncomputed(model, bucket, options)
+        found = uncomputed(model, bucket, options) + _not_ahead(bucket, options)
         if found:
             raise ConfigError("the kernel can't compute this step:\n" + "\n".join(f"  {reason}" for reason in found))
     sizes = {
@@ -124,6 +127,20 @@ def uncomputed(model: ModelSpec, bucket: Bucket, options: KernelOptions) -> list
     return found
 
 
+def _not_ahead(bucket: Bucket, options: KernelOptions) -> list[str]:
+    """Why planners can't go ahead to the router's logits; an empty list when they can, or need not."""
+    if not options.logits_ahead:
+        return []
+    found: list[str] = []
+    if options.logits_ahead == 1:
+        found.append("logits_ahead is 1, needed 0 or more than 1: a step's first arrival says that its rows are known")
+    if options.arrival != "read_back":
+        found.append(f"logits_ahead looks at values past every cache, arrival is {options.arrival}: take read_back")
+    if bucket.rows > 1:
+        found.append(f"logits_ahead is for one row, rows is {bucket.rows}: leave it out")
+    return found
+
+
 MAX_HEAD_DIM = 128
 """A lane holds four dims of a head."""
 
@@ -132,6 +149,7 @@ def specialize_linear(table: TaskTable, chip: HardwareSpec, options: KernelOptio
     """Constants for a table without a model, whose records are copies of one arena."""
     without_model = dict.fromkeys(
         (
+            "kLayers",
             "kHidden",
             "kQSize",
             "kKvHeads",
@@ -205,6 +223,7 @@ def _table(
         "kTrace": options.trace,
         "kStreaming": options.streaming,
         "kFuzz": options.fuzz,
+        "kLogitsAhead": 0 if options.streaming else options.logits_ahead,
         "kUnlikely": UNLIKELY,
     }
 
@@ -212,6 +231,7 @@ def _table(
 def _model(model: ModelSpec, rounding: Rounding) -> dict[str, int | bool | float]:
     routed, ropes = _routed(model), [layer.rope for layer in model.layers if layer.rope]
     return {
+        "kLayers": model.num_layers,
         "kHidden": model.hidden_size,
         "kQSize": model.q_size,
         "kKvHeads": model.num_kv_heads,

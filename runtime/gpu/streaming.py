@@ -26,6 +26,7 @@ from runtime.gpu.linear import LinearTable
 from runtime.gpu.postmortem import GraphTitles
 from runtime.gpu.skeleton import ROUTER_CYCLES, SHIPPED_CELLS, TOP_K_CYCLES, SkeletonCell
 from runtime.gpu.specialize import KernelOptions, Specialization, specialize, specialize_linear
+from runtime.gpu.tags import marks
 
 MAX_COPY_BYTES = 65536
 
@@ -108,14 +109,16 @@ class PlanBench:
         compiled = compile_kernel(specialize(step, self.chip, options), self.chip.architecture)
         titles = GraphTitles(step.graph, step.counter_titles)
         proved = None if free else step.table.digest
-        loaded = LoadedTable(compiled, table, titles, proved_digest=proved)
-        buffers = StepBuffers(step, self._model, drawn=self.drawn)
+        has_tags = options.logits_ahead > 0 and not options.streaming
+        loaded = LoadedTable(compiled, table, titles, proved_digest=proved, marks=marks(step) if has_tags else None)
+        buffers = StepBuffers(step, self._model, drawn=self.drawn, has_tags=has_tags)
         if self._model is None:
             self._model = buffers
         self._buffers[loaded] = buffers
         torch.cuda.synchronize()
         inputs = random_inputs(step, self.positions)
         loaded.arm(buffers.set_inputs(inputs), steps=steps, work=work)
+        loaded.restores += buffers.tags()
         states, tokens = upload(inputs.rows), first_tokens(step)
         loaded.restores.append((buffers.tensor("row_state", tuple(states.shape), torch.uint8), states))
         loaded.restores.append((buffers.tensor("tokens", tuple(tokens.shape), torch.int32), tokens))

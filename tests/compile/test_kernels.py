@@ -33,7 +33,7 @@ def test_shipped_choices_compile_for_hopper(name, cache):
     from runtime.gpu.compile import compile_kernel
 
     step, chip = north.step(name), north.chip()
-    for options in ({}, {"streaming": True}, {"streaming": True, "trace": True}):
+    for options in ({}, {"logits_ahead": 8}, {"streaming": True}, {"streaming": True, "trace": True}):
         kernel = compile_kernel(specialize(step, chip, KernelOptions(**options)), "sm_90a", cache_directory=cache)
         keeps_its_ceilings(kernel, chip)
 
