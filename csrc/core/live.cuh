@@ -166,8 +166,8 @@ class Live {
     return true;
   }
 
-  // The logits of the one row, as they come: what has not its tag yet is asked for again. False when the kernel is to be
-  // left.
+  // The logits of the one row, as they come: what has not its tag yet is asked for again. False when the kernel is to
+  // be left.
   __device__ __forceinline__ bool await_logits(uint32_t (&words)[kMaskWords], const Slot& slot,
                                                const uint64_t* logits) const {
     const uint32_t tag = core::tag(slot.step, slot.record.layer);

@@ -91,7 +91,7 @@ struct Project {
           if constexpr (spec::kLogitsAhead > 0) {
             auto* to = core::at<uint64_t>(slot.outputs[0]) + context.lane * spec::kMaxExperts + expert;
             const uint32_t tag = core::tag(slot.step, slot.record.layer);
-            ptx::store_relaxed_gpu(to, core::tagged(__float_as_uint(sum), tag));  // who reads it sees whether it is there
+            ptx::store_relaxed_gpu(to, core::tagged(__float_as_uint(sum), tag));  // who reads it sees it come
           } else {
             auto* to = core::at<uint32_t>(slot.outputs[0]) + context.lane * spec::kMaxExperts + expert;
             tools.written.put(to, __float_as_uint(sum));

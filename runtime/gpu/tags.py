@@ -38,10 +38,10 @@ def marks(step: BuiltStep) -> npt.NDArray[np.uint16]:
                 if wait.counter not in early:
                     continue
                 if phase == "run" or wait.lag or record["kind"] not in READERS:
-                    name = step.counter_titles[wait.counter]
+                    kind, name = TaskKind(record["kind"]).name.lower(), step.counter_titles[wait.counter]
                     raise ConfigError(
-                        f"a task of kind {TaskKind(record['kind']).name.lower()} waits to {phase} for {name}, needed with "
-                        "logits_ahead: up or down, to load, whose planners see which logits are there"
+                        f"a task of kind {kind} waits to {phase} for {name}, needed with logits_ahead: up or down, "
+                        "to load, whose planners see which logits are there"
                     )
                 found[row] |= 1 << idx
     return found
