@@ -58,13 +58,27 @@ class Memory:
     def read(self, now_ns: float, num_bytes: int) -> tuple[float, float]:
         """Queue a copy that is issued now: when it has been served, and how long a queue it found."""
         backlog_ns = self.backlog_ns(now_ns)
-        self._queue(now_ns, 0.0, num_bytes)
+        # As a batch that is over at once, of which nothing is ahead.
+        own_ns, free_ns = num_bytes * self._ns_per_byte, max(self._free_ns, now_ns)
+        channels_ns = own_ns * self._channels_share / (1.0 - exp(-(free_ns - now_ns + own_ns) * self._per_ramp_ns))
+        self._free_ns = free_ns + max(channels_ns, own_ns)
+        self.bytes_read += num_bytes
         return now_ns + self.backlog_ns(now_ns), backlog_ns
 
     def book(self, now_ns: float, until_ns: float, num_bytes: int) -> float:
         """Queue copies that are issued evenly from now on until then; what to say of them when the last one is."""
-        slope = num_bytes * self._ns_per_byte / (until_ns - now_ns)
-        self._queue(now_ns, until_ns - now_ns, num_bytes)
+        issue_ns = until_ns - now_ns
+        own_ns = num_bytes * self._ns_per_byte
+        free_ns = self._free_ns
+        if free_ns < now_ns:
+            free_ns = now_ns
+        queue_ns = free_ns - now_ns + own_ns - BATCH_MOMENT * issue_ns
+        if queue_ns < own_ns:
+            queue_ns = own_ns
+        channels_ns = own_ns * self._channels_share / (1.0 - exp(-queue_ns * self._per_ramp_ns))
+        self._free_ns = free_ns + (channels_ns if channels_ns > own_ns else own_ns)
+        self.bytes_read += num_bytes
+        slope = own_ns / issue_ns
         self._num_ahead += 1
         self._ahead_at_zero += slope * until_ns
         self._ahead_slope += slope
@@ -74,26 +88,15 @@ class Memory:
         """The last copy of a booked batch is issued now: when everything that has been issued will have been served."""
         self._num_ahead -= 1
         if self._num_ahead:
-            self._ahead_at_zero -= slope * until_ns
-            self._ahead_slope -= slope
+            at_zero = self._ahead_at_zero = self._ahead_at_zero - slope * until_ns
+            slope = self._ahead_slope = self._ahead_slope - slope
+            served_ns = self._free_ns - (at_zero - slope * now_ns)  # with `backlog_ns`, but for a call a batch
         else:
             self._ahead_at_zero = self._ahead_slope = 0.0  # drop rounding errors
-        return now_ns + self.backlog_ns(now_ns)
+            served_ns = self._free_ns
+        return served_ns if served_ns > now_ns else now_ns
 
     def backlog_ns(self, now_ns: float) -> float:
         """How long a request issued now waits behind the copies in the queue."""
         backlog_ns = self._free_ns - now_ns - (self._ahead_at_zero - self._ahead_slope * now_ns)
         return backlog_ns if backlog_ns > 0.0 else 0.0
-
-    def _queue(self, now_ns: float, issue_ns: float, num_bytes: int) -> None:
-        """Add the service of copies to the queue, which are issued within so long."""
-        own_ns = num_bytes * self._ns_per_byte
-        self.bytes_read += num_bytes
-        free_ns = self._free_ns
-        if free_ns < now_ns:
-            free_ns = now_ns
-        queue_ns = free_ns - now_ns + own_ns - BATCH_MOMENT * issue_ns
-        if queue_ns < own_ns:
-            queue_ns = own_ns
-        channels_ns = own_ns * self._channels_share / (1.0 - exp(-queue_ns * self._per_ramp_ns))
-        self._free_ns = free_ns + (channels_ns if channels_ns > own_ns else own_ns)
