@@ -124,13 +124,19 @@ def test_an_address_opens_on_a_part_of_the_step(made, tmp_path):
 @pytest.mark.parametrize("name", ["hand", "reference"])
 def test_the_bandwidth_curve_is_near_what_the_memory_served(name, monkeypatch):
     served = []
-    queue = Memory._queue
 
-    def noted(memory, now_ns, issue_ns, num_bytes):
-        queue(memory, now_ns, issue_ns, num_bytes)
-        served.append((memory._free_ns, num_bytes))
+    def note(name: str) -> None:
+        queue = getattr(Memory, name)
 
-    monkeypatch.setattr(Memory, "_queue", noted)
+        def noted(memory, *arguments):
+            found = queue(memory, *arguments)
+            served.append((memory._free_ns, arguments[-1]))
+            return found
+
+        monkeypatch.setattr(Memory, name, noted)
+
+    note("read")
+    note("book")
     step = short_step(name, layers=6)
     run = run_step(step, north.chip(), mean_state(step.model, Workload(contexts=(8192,))))
     walk = walk_of_run(run)
