@@ -122,7 +122,7 @@ def _even(cell: str, source: str) -> EvenPoint:
     return EvenPoint(
         copy_bytes=int(found["bytes"]),
         stages=int(found["stages"]),
-        phases=int(found["phases"]),
+        phases_per_layer=int(found["phases"]),
         copies=int(found["copies"]),
         cap_kb=int(found["cap"]) if found["cap"] else None,
         work_cycles=int(found["work"]) if found["work"].isdigit() else None,

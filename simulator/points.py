@@ -6,6 +6,7 @@ layers, and equal phases. Knows no file. Called by `microbench`, `calibrate` and
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from megakernel.arrival import Arrival
@@ -25,19 +26,39 @@ FEW = 6
 """Layers of a single run that estimates it, from its third layer on: 0.3% from the two runs on average, 1% at most."""
 
 
-class Point:
-    """One measured step of equal layers, as a program."""
+class Point(ABC):
+    """One measured step of equal layers, as a program; `cap_kb` None is no cap, `work_cycles` None no dependency."""
 
+    copy_bytes: int
+    stages: int
+    cap_kb: int | None
+    work_cycles: int | None
     arrival: Arrival
 
     @property
+    @abstractmethod
     def is_free(self) -> bool:
         """Whether it is the free stream."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def phases(self) -> tuple[Phase, ...]:
+        """Those of a layer."""
+
+    def tail(self) -> Phase | None:
+        """What comes behind the last layer."""
+        return None
 
     def program(self, layers: int) -> StreamProgram:
         """Describe it with another number of layers."""
-        raise NotImplementedError
+        return StreamProgram(
+            sms=SMS,
+            copy_bytes=self.copy_bytes,
+            ring_stages=self.stages,
+            in_flight_cap_bytes=None if self.cap_kb is None else self.cap_kb * 1024,
+            layers=layers,
+            phases=self.phases(),
+            tail=self.tail(),
+        )
 
     def simulated_ms(
         self, chip: HardwareSpec, *, exact: bool = False, layers: tuple[int, int] = (SHORT, LONG)
@@ -66,7 +87,7 @@ class EvenPoint(Point):
 
     copy_bytes: int
     stages: int
-    phases: int  # of a layer
+    phases_per_layer: int
     copies: int  # of a phase
     cap_kb: int | None
     work_cycles: int | None
@@ -77,18 +98,10 @@ class EvenPoint(Point):
         """Whether it is the stream without any wait or cap."""
         return self.work_cycles is None and self.cap_kb is None
 
-    def program(self, layers: int) -> StreamProgram:
-        """Describe it with another number of layers."""
-        names = [f"P{number}" for number in range(self.phases)]
-        return StreamProgram(
-            sms=SMS,
-            copy_bytes=self.copy_bytes,
-            ring_stages=self.stages,
-            in_flight_cap_bytes=None if self.cap_kb is None else self.cap_kb * 1024,
-            layers=layers,
-            phases=tuple(map(self._phase, names, [f"{PREVIOUS}{names[-1]}", *names[:-1]])),
-            tail=None,
-        )
+    def phases(self) -> tuple[Phase, ...]:
+        """See `Point`."""
+        names = [f"P{number}" for number in range(self.phases_per_layer)]
+        return tuple(map(self._phase, names, [f"{PREVIOUS}{names[-1]}", *names[:-1]]))
 
     def _phase(self, name: str, before: str) -> Phase:
         if self.work_cycles is None:
@@ -113,21 +126,17 @@ class SkeletonPoint(Point):
         """Whether it is the stream without any wait."""
         return self.work_cycles is None
 
-    def program(self, layers: int) -> StreamProgram:
-        """Describe the skeleton with another number of layers."""
-        scale = COPY_BYTES / self.copy_bytes
-        return StreamProgram(
-            sms=SMS,
-            copy_bytes=self.copy_bytes,
-            ring_stages=self.stages,
-            in_flight_cap_bytes=None if self.cap_kb is None else self.cap_kb * 1024,
-            layers=layers,
-            phases=tuple(self._phase(name, round(COPIES[name] * scale)) for name in self.order),
-            tail=self._phase("HEAD", round(HEAD_COPIES * scale)),
-        )
+    def phases(self) -> tuple[Phase, ...]:
+        """See `Point`."""
+        return tuple(self._phase(name, COPIES[name]) for name in self.order)
 
-    def _phase(self, name: str, copies: int) -> Phase:
+    def tail(self) -> Phase:
+        """See `Point`."""
+        return self._phase("HEAD", HEAD_COPIES)
+
+    def _phase(self, name: str, wanted: int) -> Phase:
         """A parallel block: both paths read QKV's input, the experts' addresses are known after the router."""
+        copies = round(wanted * (COPY_BYTES / self.copy_bytes))
         if self.work_cycles is None:
             return Phase(name=name, copies=copies)
         before = ("prev:O", "prev:DOWN")
