@@ -1,6 +1,7 @@
 // What every role of a block carries along: its list, its shared memory, where it stands.
 #pragma once
 #include "core/shared.cuh"
+#include "ptx/address.cuh"
 #include "ptx/timer.cuh"
 
 namespace mk::core {
@@ -17,6 +18,21 @@ struct Context {
   __device__ __forceinline__ uint32_t records() const { return shared.list_records; }
   __device__ __forceinline__ const abi::Launch& launch() const { return shared.launch; }
 };
+
+// Whether all lanes of a warp do alike, where one row gives only some of them work.
+//
+// Lanes that part at a branch may stay apart long after it, if the compiler likes, and whatever a warp does together
+// then takes the slow way: two builds of one text have differed by a third. One row leaves most lanes of a product
+// without work, so there no load is some lanes' alone, and warps come together where they part all the same. With more
+// rows the loads that are left out are worth more.
+inline constexpr bool kAlike = !spec::kStreaming && spec::kRows == 1;
+
+__device__ __forceinline__ void come_together() {
+  if constexpr (kAlike) __syncwarp();
+}
+
+// The lane; not kept, where a kernel has more conditions of lanes than predicates to keep them in.
+__device__ __forceinline__ uint32_t own_lane(uint32_t lane) { return kAlike ? ptx::kept(lane) : lane; }
 
 // The words, or records, behind an address of the launch record.
 template <class T>

@@ -31,7 +31,7 @@ class Fetch {
 
   // Writes record `index` of step `step`, whose turn it is, into `slot`, and asks for the ones after it.
   __device__ __forceinline__ void put(Slot& slot, uint32_t step, uint32_t index) {
-    const uint32_t lane = context_.lane;
+    const uint32_t lane = own_lane(context_.lane);
     reinterpret_cast<uint32_t*>(&slot.record)[lane] = word_;
     if (lane < kLayerWords) reinterpret_cast<uint32_t*>(&slot.layer)[lane] = layer_;
     const uint32_t need = __shfl_down_sync(kAllLanes, word_, 1);
@@ -69,21 +69,22 @@ class Fetch {
 
   // The record that has come is the next one; asks for what it names.
   __device__ __forceinline__ void ask() {
+    const uint32_t lane = own_lane(context_.lane);
     const abi::Launch& launch = context_.launch();
     word_ = coming_;
     const uint32_t layer = __shfl_sync(kAllLanes, word_, 0) >> 16;
     layer_ = 0;
-    if (!spec::kLinearWalk && layer != abi::kNone && context_.lane < kLayerWords) {
-      layer_ = at<const uint32_t>(launch.layers)[layer * kLayerWords + context_.lane];
+    if (!spec::kLinearWalk && layer != abi::kNone && lane < kLayerWords) {
+      layer_ = at<const uint32_t>(launch.layers)[layer * kLayerWords + lane];
     }
     total_ = 0;
     const uint32_t counter = word_ & 0xffff;
-    const bool is_wait = context_.lane >= kFirstWaitWord && (context_.lane - kFirstWaitWord) % kWaitWords == 0;
+    const bool is_wait = lane >= kFirstWaitWord && (lane - kFirstWaitWord) % kWaitWords == 0;
     if (is_wait && counter < spec::kNumCounters) total_ = at<const uint32_t>(launch.totals)[counter];
-    const uint32_t pair = __shfl_sync(kAllLanes, word_, kFirstBufferWord + min(context_.lane, kBuffers - 1) / 2);
-    const uint32_t buffer = context_.lane % 2 == 0 ? pair & 0xffff : pair >> 16;
+    const uint32_t pair = __shfl_sync(kAllLanes, word_, kFirstBufferWord + min(lane, kBuffers - 1) / 2);
+    const uint32_t buffer = lane % 2 == 0 ? pair & 0xffff : pair >> 16;
     address_ = 0;
-    if (!spec::kLinearWalk && context_.lane < kBuffers && buffer != abi::kNone) {
+    if (!spec::kLinearWalk && lane < kBuffers && buffer != abi::kNone) {
       address_ = at<const uint64_t>(launch.buffers)[buffer];
     }
   }

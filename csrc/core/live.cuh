@@ -82,7 +82,7 @@ class Live {
   __device__ __forceinline__ bool pick(Routing& found, const RowAt* rows, const Slot& slot, const uint32_t* logits) {
     const uint32_t experts = slot.layer.num_experts;
     const uint32_t top_k = slot.layer.top_k;
-    const uint32_t lane = context_.lane;
+    const uint32_t lane = own_lane(context_.lane);
     uint32_t all_rows[kMaskWords] = {};
     uint32_t coming[kMaskWords];
     if constexpr (spec::kLogitsAhead > 0) {

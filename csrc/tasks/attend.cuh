@@ -165,10 +165,12 @@ struct Attend {
     }
     if (has_key) stage_key(lane, context.shared.work, slot, place, q, team);
     if (has_value) stage_value(lane, context.shared.work, slot, place, team);
+    core::come_together();
     core::lap(context, slot, &abi::Trace::staged, lap);
     const uint32_t keys = copy + 2 * member;
     reader.turn_to(keys);
     if (!reader.await_landed()) return false;
+    core::come_together();
     core::lap(context, slot, &abi::Trace::waited, lap);
     const uint32_t values = keys + 1;
 #pragma unroll 1
@@ -195,6 +197,7 @@ struct Attend {
     if (!meet(tools)) return false;  // all have read the sums
     reader.free_of(keys);
     tools.written.confirm(core::at<const uint32_t>(slot.outputs[0]), places);
+    core::come_together();
     core::lap(context, slot, &abi::Trace::worked, lap);
     return true;
   }

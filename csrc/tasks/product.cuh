@@ -125,6 +125,7 @@ class Multiplier {
         }
         if (!has_landed && !reader.await_landed()) return false;
         has_landed = true;
+        core::come_together();
         core::lap(context_, slot, &abi::Trace::waited, lap);
         float sum[4];
         multiply_slice(sum, data, x, cut.tiles, context_.lane);
@@ -139,6 +140,7 @@ class Multiplier {
         } else if (is_last) {
           reader.free();
         }
+        core::come_together();
         if (is_last) break;
         if (++slice == cut.slices) {
           slice = 0;
@@ -165,8 +167,8 @@ class Multiplier {
     if constexpr (spec::kProjectKSplits > 1) {
       column += (product.first_unit + unit) / product.split_units * kSplitColumns;
     }
-    const uint32_t row = context_.lane / 4;
-    const bool has_row = spec::kRows == 8 || row < spec::kRows;
+    const uint32_t row = core::kAlike ? 0 : context_.lane / 4;
+    const bool has_row = core::kAlike || spec::kRows == 8 || row < spec::kRows;
     const uint8_t* from = context_.shared.work.x[has_row ? row : 0] + column * spec::kElementBytes;
 #pragma unroll
     for (uint32_t tile = 0; tile < kMostTiles; ++tile) {
@@ -180,19 +182,20 @@ class Multiplier {
                                              uint32_t rank) const {
     const uint32_t tiles = spec::kSlicesAreWhole ? kMostTiles : product.cut.tiles;
     const uint32_t column = slice * tiles * abi::kTileColumns + context_.lane % 4 * 8;
-    const uint32_t row = context_.lane / 4;
-    const bool has_row = spec::kRows == 8 || row < spec::kRows;
+    const uint32_t row = core::kAlike ? 0 : context_.lane / 4;
+    const bool has_row = core::kAlike || spec::kRows == 8 || row < spec::kRows;
     uint32_t place = has_row ? 0 : core::kNoSlot;
     if (product.is_routed && has_row) {
       const core::Routing& routing = core::routing(context_, slot);
       place = routing.slots[row][routing.experts[rank]];
+      if (core::kAlike && place == core::kNoSlot) place = 0;
     }
     const auto* from = core::at<const uint8_t>(product.rows) +
                        (row * product.row_stride + place * product.place_stride + column) * spec::kElementBytes;
 #pragma unroll
     for (uint32_t tile = 0; tile < kMostTiles; ++tile) {
       x[tile] = {};
-      if (tile < tiles && place != core::kNoSlot) {
+      if (tile < tiles && (core::kAlike || place != core::kNoSlot)) {
         x[tile] = ptx::load_relaxed_gpu(reinterpret_cast<const uint4*>(from + tile * kTileRowBytes));
       }
     }
@@ -228,12 +231,19 @@ class Multiplier {
     core::Workspace& work = context_.shared.work;
     const uint32_t row = context_.lane / 4;
     auto& part = work.parts[wrapped(slice)];
+    if constexpr (core::kAlike) {
+      const bool counts = core::own_lane(context_.lane) % 4 == 0;  // the others go to the padding
+      const uint32_t at = counts ? row : abi::kUnitRows;
+      part[0][at] = sum[0];
+      part[0][counts ? at + 8 : at] = sum[2];
+    } else {
 #pragma unroll
-    for (uint32_t column = 0; column < 2; ++column) {
-      const uint32_t token = context_.lane % 4 * 2 + column;
-      if (spec::kRows == 8 || token < spec::kRows) {
-        part[token][row] = sum[column];
-        part[token][row + 8] = sum[column + 2];
+      for (uint32_t column = 0; column < 2; ++column) {
+        const uint32_t token = context_.lane % 4 * 2 + column;
+        if (spec::kRows == 8 || token < spec::kRows) {
+          part[token][row] = sum[column];
+          part[token][row + 8] = sum[column + 2];
+        }
       }
     }
     __syncwarp();
@@ -255,7 +265,7 @@ class Multiplier {
     for (uint32_t slice = 0; slice < slices; ++slice) {
 #pragma unroll
       for (uint32_t output = 0; output < kOutputs; ++output) {
-        const uint32_t token = Unit::token_row(context_.lane, output);
+        const uint32_t token = core::kAlike ? 0 : Unit::token_row(context_.lane, output);
         if (token < spec::kRows) unit.values[output] += context_.shared.work.parts[slot][token][row];
       }
       slot = slot + 1 < spec::kSliceSlots ? slot + 1 : 0;

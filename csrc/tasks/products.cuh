@@ -103,6 +103,7 @@ __device__ __forceinline__ bool run_product(const core::Context& context, core::
   }
   if (slot.record.early != abi::kNone && !Project::route(context, slot, tools)) return false;
   if (kind == abi::TaskKind::kHead) tools.forget_best();
+  core::come_together();
   core::lap(context, slot, &abi::Trace::staged, lap);
   // A trip to memory passes while the first copy is multiplied.
   const auto announce = [&] {
