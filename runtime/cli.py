@@ -104,15 +104,16 @@ def measure(
     With --tolerant, as searches measure: a variant that is illegal, does not compile, computes other than those before
     it, or hangs is named with its reason in the record; OUT.now names the variant at work.
     """
+    path = locate(config)
+    if out:
+        check_writable(out)
     _need_card()
     from runtime.gpu.campaign import measure as measure_campaign  # noqa: PLC0415 - torch and the compiler
     from runtime.gpu.campaign import read_campaign  # noqa: PLC0415
     from runtime.gpu.contest import measure_tolerantly  # noqa: PLC0415
 
-    if out:
-        check_writable(out)
     faults: dict[str, Fault] = {}
-    campaign = read_campaign(locate(config), faults if tolerant else None)
+    campaign = read_campaign(path, faults if tolerant else None)
     if tolerant:
         now = Path(f"{out}.now") if out else None
         found = measure_tolerantly(campaign, faults, lambda name: now.write_text(name, encoding="utf-8") if now else 0)
@@ -139,12 +140,13 @@ def trace(
     variant: Annotated[str | None, typer.Option(help="Which of its variants; the first without.")] = None,
 ) -> None:
     """Trace one step of a variant, task by task, and say what tracing costs."""
+    path = locate(config)
+    check_writable(out)
     _need_card()
     from runtime.gpu.campaign import read_campaign  # noqa: PLC0415 - torch and the compiler
     from runtime.gpu.campaign import trace as trace_campaign  # noqa: PLC0415
 
-    check_writable(out)
-    timeline, plain, traced = trace_campaign(read_campaign(locate(config)), variant)
+    timeline, plain, traced = trace_campaign(read_campaign(path), variant)
     write_text_atomic(out, timeline.to_perfetto())
     overhead = 100 * (traced.median_ms / plain.median_ms - 1)
     Console().print(
@@ -160,11 +162,12 @@ def microbench(
     chip: Annotated[str, typer.Option(help="The chip's description.")] = "configs/hardware/h200.toml",
 ) -> None:
     """Measure what a card's steps cost: streamed steps, ways of handing over, single signals, hand-offs, copies."""
+    hardware = load_hardware(locate(chip))
+    check_writable(out)
     _need_card()
     from runtime.gpu.microbench import microbench as run_microbench  # noqa: PLC0415 - torch and the compiler
 
-    check_writable(out)
-    found = run_microbench(load_hardware(locate(chip)))
+    found = run_microbench(hardware)
     write_text_atomic(out, pretty_json(found))
     Console().print(samples_table(found.samples, None))
     _print_faults(found)

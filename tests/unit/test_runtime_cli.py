@@ -84,6 +84,26 @@ def test_a_command_that_needs_a_card_says_so_in_one_line(arguments, elsewhere, m
     assert "which this command needs" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("measure", "configs/measure/none.toml"), "no such file"),
+        (("measure", "configs/measure/north-h200.toml", "--out", "none/out.json"), "none"),
+        (("trace", "configs/measure/none.toml", "out.json"), "no such file"),
+        (("trace", "configs/measure/north-h200.toml", "none/out.json"), "none"),
+        (("microbench", "--out", "out.json", "--chip", "configs/hardware/none.toml"), "no such file"),
+        (("microbench", "--out", "none/out.json"), "none"),
+        (("check", "configs/measure/none.toml"), "no such file"),
+    ],
+)
+def test_paths_are_looked_at_before_the_card(arguments, message, elsewhere, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = run(*arguments, cwd=elsewhere)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert message in done.stderr
+    assert "which this command needs" not in done.stderr
+
+
 def test_the_header_check_outside_a_clone_says_that_there_is_none(elsewhere):
     done = run("abi", cwd=elsewhere)
     assert (done.returncode, "no such file" in done.stderr) == (2, True)
