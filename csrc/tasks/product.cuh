@@ -188,6 +188,7 @@ class Multiplier {
     if (product.is_routed && has_row) {
       const core::Routing& routing = core::routing(context_, slot);
       place = routing.slots[row][routing.experts[rank]];
+      // Of one row never so, which chose all experts there are; without it registers fall otherwise than was timed.
       if (core::kAlike && place == core::kNoSlot) place = 0;
     }
     const auto* from = core::at<const uint8_t>(product.rows) +
