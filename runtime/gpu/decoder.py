@@ -26,7 +26,7 @@ from runtime.gpu.compile import compile_kernel
 from runtime.gpu.launch import DEADLINE_MS, LoadedTable
 from runtime.gpu.mailbox import Mailbox, put_pages
 from runtime.gpu.postmortem import GraphTitles
-from runtime.gpu.specialize import KernelOptions, specialize
+from runtime.gpu.specialize import KernelOptions, resolved, specialize
 from runtime.gpu.tags import marks
 from runtime.kv_pages import TILE, layer_groups, read, write
 from runtime.rows import Command, Decodes, Drop, Extend, Join, row_state
@@ -56,8 +56,8 @@ class Decoder(Decodes):
         if findings:
             raise ConfigError("the table is not sound:\n" + "\n".join(map(str, findings)))
         self.step, self.chip = step, chip
-        options = options or KernelOptions()
-        has_tags = options.logits_ahead > 0
+        options = resolved(step, options or KernelOptions())
+        has_tags = bool(options.logits_ahead)
         compiled = compile_kernel(specialize(step, chip, options), chip.architecture)
         self.table = LoadedTable(
             compiled,

@@ -20,6 +20,7 @@ from megakernel.table import TaskTable
 from megakernel.tiling import Choices, Rounding, slice_of
 from megakernel.workload import ROW_TILE, Bucket
 from megakernel.workspace import CONSUMER_WARPS, RECORD_SLOTS, Workspace, down_columns, workspace
+from runtime.gpu.tags import can_look
 
 UNLIKELY = 0x9E3779B9
 """Random data never fold to this in practice, so that what looks used costs no store."""
@@ -34,7 +35,7 @@ class KernelOptions(Frozen):
     the asynchronous proxy before a record's first copy. `trace`: timestamps of every task. `streaming`: runs read their
     bytes and compute nothing; a trace then has checksums. `fuzz`: random delays before loads and runs.
     `logits_ahead`: planners go to a router's logits, which carry tags (see `tags`), when all that leave them have
-    arrived but for one in so many, and these read nothing back; 0: when all have, which did.
+    arrived but for one in so many, and these read nothing back; 0: when all have, which did; None: as `resolved` says.
     """
 
     consumer_warps: int = Field(default=CONSUMER_WARPS, ge=1, le=16)
@@ -49,7 +50,19 @@ class KernelOptions(Frozen):
     trace: bool = False
     streaming: bool = False
     fuzz: bool = False
-    logits_ahead: int = Field(default=0, ge=0)
+    logits_ahead: int | None = Field(default=None, ge=0)
+
+
+LOGITS_AHEAD = 8
+"""Of four numbers tried, what a step of one row was shortest with."""
+
+
+def resolved(step: BuiltStep, options: KernelOptions) -> KernelOptions:
+    """The options with what they leave to the step: `logits_ahead` is for one row whose table lets planners look."""
+    if options.logits_ahead is not None:
+        return options
+    can = not options.streaming and options.arrival == "read_back" and step.bucket.rows == 1 and can_look(step)
+    return options.model_copy(update={"logits_ahead": LOGITS_AHEAD if can else 0})
 
 
 @dataclass(frozen=True)
@@ -88,6 +101,7 @@ class Specialization:
 def specialize(step: BuiltStep, chip: HardwareSpec, options: KernelOptions) -> Specialization:
     """Constants for the table of a model; ConfigError names what the kernel does not compute."""
     model, bucket, choices = step.model, step.bucket, step.choices
+    options = resolved(step, options)
     if not options.streaming:
         found = uncomputed(model, bucket, options) + _not_ahead(bucket, options)
         if found:
@@ -223,7 +237,7 @@ def _table(
         "kTrace": options.trace,
         "kStreaming": options.streaming,
         "kFuzz": options.fuzz,
-        "kLogitsAhead": 0 if options.streaming else options.logits_ahead,
+        "kLogitsAhead": 0 if options.streaming else options.logits_ahead or 0,
         "kUnlikely": UNLIKELY,
     }
 

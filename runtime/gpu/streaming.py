@@ -25,7 +25,7 @@ from runtime.gpu.launch import NO_WORK, LoadedTable, Work
 from runtime.gpu.linear import LinearTable
 from runtime.gpu.postmortem import GraphTitles
 from runtime.gpu.skeleton import ROUTER_CYCLES, SHIPPED_CELLS, TOP_K_CYCLES, SkeletonCell
-from runtime.gpu.specialize import KernelOptions, Specialization, specialize, specialize_linear
+from runtime.gpu.specialize import KernelOptions, Specialization, resolved, specialize, specialize_linear
 from runtime.gpu.tags import marks
 
 MAX_COPY_BYTES = 65536
@@ -109,7 +109,7 @@ class PlanBench:
         compiled = compile_kernel(specialize(step, self.chip, options), self.chip.architecture)
         titles = GraphTitles(step.graph, step.counter_titles)
         proved = None if free else step.table.digest
-        has_tags = options.logits_ahead > 0 and not options.streaming
+        has_tags = bool(resolved(step, options).logits_ahead) and not options.streaming
         loaded = LoadedTable(compiled, table, titles, proved_digest=proved, marks=marks(step) if has_tags else None)
         buffers = StepBuffers(step, self._model, drawn=self.drawn, has_tags=has_tags)
         if self._model is None:

@@ -24,6 +24,14 @@ READERS = frozenset({TaskKind.UP, TaskKind.DOWN})
 """Kinds whose planner takes all of a layer's logits."""
 
 
+def can_look(step: BuiltStep) -> bool:
+    """Whether somebody waits for a step's logits, and all who do are planners that would see which are there."""
+    try:
+        return bool(marks(step).any())
+    except ConfigError:
+        return False
+
+
 def marks(step: BuiltStep) -> npt.NDArray[np.uint16]:
     """Marks of every record of a step's table: bit i for load wait i, if it is for logits.
 

@@ -8,7 +8,7 @@ from megakernel.build import BuiltStep
 from megakernel.config import ConfigError
 from megakernel.kinds import TaskKind
 from megakernel.table import TaskTable, read_waits
-from runtime.gpu.specialize import KernelOptions, specialize
+from runtime.gpu.specialize import KernelOptions, resolved, specialize
 from runtime.gpu.tags import marks
 
 STEPS = [
@@ -62,3 +62,20 @@ def test_the_streaming_mode_has_no_logits_to_look_at():
         specialize(step, small.chip(), KernelOptions(streaming=True, logits_ahead=number)) for number in (0, 8)
     )
     assert ahead == plain
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "ahead"),
+    [
+        (1, {}, 8),
+        (1, {"logits_ahead": 0}, 0),
+        (1, {"logits_ahead": 4}, 4),
+        (1, {"arrival": "release"}, 0),
+        (1, {"streaming": True}, 0),
+        (2, {}, 0),
+    ],
+)
+def test_planners_of_one_row_look_at_logits_unless_told_otherwise(rows, options, ahead):
+    step = small.build(rows=rows)
+    assert resolved(step, KernelOptions(**options)).logits_ahead == ahead
+    assert specialize(step, small.chip(), KernelOptions(**options))["kLogitsAhead"] == ahead
