@@ -1,6 +1,6 @@
 """A long chain of North's geometry on a card: rows join and leave, the step's number and the counters wrap.
 
-    python tests/bench/decode_soak.py RECORD.json [STEPS [SECONDS]]
+    python tests/bench/decode_soak.py RECORD.json [STEPS [SECONDS [ROWS]]]
 
 Drawn weights. Every row's tokens are compared with those that it has alone; a difference, a step that hangs or a logit
 that is no number ends the script. The record says how many steps there were, at most SECONDS long, how many rows were
@@ -27,13 +27,12 @@ from runtime.gpu.compile import csrc_fingerprint
 
 BEFORE_WRAP = 2_000
 """Steps; the rows that run alone first take some of them."""
-ROWS = 8
 MOST_TOKENS = 256
 
 
-def main(out: str, steps: int, most_seconds: float) -> None:
+def main(out: str, steps: int = 20_000, most_seconds: float = 550.0, rows: int = 8) -> None:
     """Run and write; an AssertionError says which row differed."""
-    decoder = drawn(best_step(north.model(), ROWS, MOST_TOKENS), arrival="read_back")
+    decoder = drawn(best_step(north.model(), rows, MOST_TOKENS), arrival="read_back")
     decoder.next_step = 2**32 - BEFORE_WRAP
     soak = Soak(decoder, longest=100)
     assert decoder.next_step > 2**31, "the chain itself has to cross the wrap"
@@ -46,6 +45,7 @@ def main(out: str, steps: int, most_seconds: float) -> None:
         "code": csrc_fingerprint(),
         "steps": made,
         "asked": steps,
+        "rows": rows,
         "seconds": round(seconds, 1),
         "rows_compared": soak.checked,
         "rows_joined": len(soak.asked),
@@ -57,4 +57,4 @@ def main(out: str, steps: int, most_seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int((sys.argv[2:] or ["20000"])[0]), float((sys.argv[3:] or ["550"])[0]))
+    main(sys.argv[1], *(as_type(given) for as_type, given in zip((int, float, int), sys.argv[2:], strict=False)))
