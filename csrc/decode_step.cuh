@@ -305,6 +305,7 @@ __device__ __forceinline__ void decode_steps(core::Shared& shared, const abi::La
   const core::Context context{shared, sm, threadIdx.x % spec::kWarpThreads, runs ? warp : 0,
                               min(warp, core::kRoles - 1)};
   if (context.records() == 0) return;
+  bool leads = context.lane == 0;
   if (runs) {
     if constexpr (spec::kMovesRegisters) ptx::take_registers<spec::kManyRegisters>();
     Consumer(context).run();
@@ -313,13 +314,20 @@ __device__ __forceinline__ void decode_steps(core::Shared& shared, const abi::La
     if (warp == spec::kConsumerWarps) {
       Planner(context).run();
     } else if (warp == spec::kConsumerWarps + 1) {
-      if (ptx::elect_one()) core::Issuer(context).run();
-      __syncwarp();
+      const bool issues = ptx::elect_one();
+      // Every turn of the issuer's loops yields to lanes that wait for it.
+      if (spec::kIssuesAlone && !issues) return;
+      if (issues) core::Issuer(context).run();
+      if constexpr (spec::kIssuesAlone) {
+        leads = true;
+      } else {
+        __syncwarp();
+      }
     } else if (warp == spec::kConsumerWarps + 2) {
       core::Watch(context).run();
     }
   }
-  if (warp < core::kRoles && context.lane == 0) {
+  if (warp < core::kRoles && leads) {
     core::Note& own = shared.notes[context.role];
     if (own.state == core::kRuns) own.state = core::kLeft;
     ptx::add_shared(shared.left, 1);

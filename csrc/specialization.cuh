@@ -23,6 +23,8 @@ inline constexpr bool kSlicesAreWhole =
     kProjectSlice == kMostSlice && kHiddenSlice == kMostSlice && kQSlice == kMostSlice && kMlpSlice == kMostSlice;
 
 inline constexpr uint32_t kCapCopies = kInFlightCapBytes > 0 ? kInFlightCapBytes / kCopyBytes : kStages;
+// An issuer whose warp is its own is quick enough to want a pace.
+inline constexpr bool kIssuesAlone = kPaceCycles > 0;
 inline constexpr uint32_t kPagesPerChunk = kChunkTokens / kPageTokens;
 inline constexpr uint32_t kPageHalfBytes = kPageTokens * kHeadDim * kElementBytes;  // K, or V, of one KV head
 

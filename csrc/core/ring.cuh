@@ -3,7 +3,7 @@
 //
 // Landed data is as deep as the ring, data in flight as shallow as the cap: copy i is issued once copy i - cap has
 // landed, because with the whole ring in flight the memory serves somebody's next phase before somebody else's present
-// one.
+// one. And copies are issued no closer to each other than the pace allows.
 #pragma once
 #include "core/patience.cuh"
 #include "core/trace.cuh"
@@ -109,6 +109,7 @@ class Issuer {
         }
         before_.advance(1);
       }
+      keep_pace();
       if constexpr (spec::kTrace) {
         abi::Trace& trace = context_.shared.slots[pieces.slot].trace;
         trace.last_issue = trace_time(context_);
@@ -132,6 +133,16 @@ class Issuer {
     return true;
   }
 
+  // After a stall the ring has room for many copies. Issued at once they stand before everybody's small loads in the
+  // memory's queues, so they go out not much faster than the memory can serve all SMs.
+  __device__ __forceinline__ void keep_pace() {
+    if constexpr (spec::kPaceCycles > 0) {
+      uint32_t now = ptx::cycles();
+      while (now - last_ < spec::kPaceCycles) now = ptx::cycles();
+      last_ = now;
+    }
+  }
+
   // Shared memory must outlive the copies into it. Copies land whatever the others do, so this has no report, but an
   // end.
   __device__ __forceinline__ void drain() const {
@@ -150,6 +161,7 @@ class Issuer {
   Cursor next_;
   Cursor before_;  // the copy that must have landed before the next one is issued
   uint32_t issued_ = 0;
+  uint32_t last_ = 0;  // when the last copy was issued, in cycles
   uint64_t policy_ = 0;
 };
 

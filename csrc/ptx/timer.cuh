@@ -11,6 +11,13 @@ __device__ __forceinline__ uint64_t clock() {
   return cycles;
 }
 
+// The lower half of it.
+__device__ __forceinline__ uint32_t cycles() {
+  uint32_t cycles;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(cycles)::"memory");
+  return cycles;
+}
+
 // Nanoseconds, the same for all SMs; ticks coarsely.
 __device__ __forceinline__ uint64_t card_time() {
   uint64_t nanoseconds;

@@ -35,7 +35,9 @@ class KernelOptions(Frozen):
     the asynchronous proxy before a record's first copy. `trace`: timestamps of every task. `streaming`: runs read their
     bytes and compute nothing; a trace then has checksums. `fuzz`: random delays before loads and runs.
     `logits_ahead`: planners go to a router's logits, which carry tags (see `tags`), when all that leave them have
-    arrived but for one in so many, and these read nothing back; 0: when all have, which did; None: as `resolved` says.
+    arrived but for one in so many, and these read nothing back; 0: when all have, which did. `pace`: the issuing thread
+    has its warp to itself, and issues at most so many times as fast as its SM's share of the chip's streaming rate; 0:
+    as fast as it gets to. Of both, None: as `resolved` says.
     """
 
     consumer_warps: int = Field(default=CONSUMER_WARPS, ge=1, le=16)
@@ -51,18 +53,30 @@ class KernelOptions(Frozen):
     streaming: bool = False
     fuzz: bool = False
     logits_ahead: int | None = Field(default=None, ge=0)
+    pace: float | None = Field(default=None, ge=0, le=100)
 
 
 LOGITS_AHEAD = 8
 """Of four numbers tried, what a step of one row was shortest with."""
 
 
+PACE = 4 / 3
+"""Slower, rows wait for their bytes; faster, what fills a ring after a stall stands before everybody's small loads."""
+
+
 def resolved(step: BuiltStep, options: KernelOptions) -> KernelOptions:
-    """The options with what they leave to the step: `logits_ahead` is for one row whose table lets planners look."""
-    if options.logits_ahead is not None:
-        return options
-    can = not options.streaming and options.arrival == "read_back" and step.bucket.rows == 1 and can_look(step)
-    return options.model_copy(update={"logits_ahead": LOGITS_AHEAD if can else 0})
+    """The options with what they leave to the step, by what a card was quickest with.
+
+    `logits_ahead` is for one row whose table lets planners look, `pace` for more rows; the streaming mode has neither.
+    """
+    computes, is_one = not options.streaming, step.bucket.rows == 1
+    logits_ahead, pace = options.logits_ahead, options.pace
+    if logits_ahead is None:
+        can = computes and options.arrival == "read_back" and is_one and can_look(step)
+        logits_ahead = LOGITS_AHEAD if can else 0
+    if pace is None:
+        pace = PACE if computes and not is_one else 0.0
+    return options.model_copy(update={"logits_ahead": logits_ahead, "pace": pace})
 
 
 @dataclass(frozen=True)
@@ -155,6 +169,12 @@ def _not_ahead(bucket: Bucket, options: KernelOptions) -> list[str]:
     return found
 
 
+def pace_cycles(copy_bytes: int, chip: HardwareSpec, pace: float) -> int:
+    """Cycles of an SM from copy to copy, at so many times its share of the chip's streaming rate; 0 for no pace."""
+    share = chip.streaming_bytes_per_ns / chip.num_sms
+    return round(copy_bytes / (share * pace) * chip.sm_clock_mhz * 1e-3) if pace > 0 else 0
+
+
 MAX_HEAD_DIM = 128
 """A lane holds four dims of a head."""
 
@@ -238,6 +258,7 @@ def _table(
         "kStreaming": options.streaming,
         "kFuzz": options.fuzz,
         "kLogitsAhead": 0 if options.streaming else options.logits_ahead or 0,
+        "kPaceCycles": pace_cycles(copy_bytes, chip, options.pace or 0.0),
         "kUnlikely": UNLIKELY,
     }
 
