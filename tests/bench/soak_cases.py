@@ -173,15 +173,19 @@ class Judge:
     async def _way(
         self, client: Client, parted: Parted, at: int, block_tokens: int, end: float
     ) -> tuple[str, int | None] | None:
-        """How a row comes to the token `at` behind those before it, and which of the later ones are others then."""
+        """How a row comes to the token `at` behind those before it, and which of the later ones are others then.
+
+        Of several places the one that explains most: another may say the same for a few tokens.
+        """
         case, tokens = parted.case, parted.tokens
+        best: tuple[str, int] | None = None
         letters = [await _letters(client, tokens[:count]) if case.has_form else 0 for count in range(at + 1)]
         for kept in _kept(len(case.prompt), parted.at, block_tokens):
             for drawn in range(1, at + 1):
                 if kept >= len(case.prompt) + drawn:
                     continue
                 if time.monotonic() > end:
-                    return None
+                    return best
 
                 async def again(max_tokens: int, kept: int = kept, drawn: int = drawn) -> Answer:
                     salt = {"cache_salt": str(next(_SALTS))}
@@ -191,10 +195,12 @@ class Judge:
 
                 if (await again(at - drawn + 1)).token_ids == list(tokens[drawn : at + 1]):
                     parts_at = parted.parts_from(await again(case.max_tokens - drawn), drawn)
-                    if parts_at is not None and parts_at <= at:
-                        continue  # it does not say the same twice
-                    return f"begun again behind {drawn} drawn tokens, with {kept} tokens kept", parts_at
-        return None
+                    way = f"begun again behind {drawn} drawn tokens, with {kept} tokens kept"
+                    if parts_at is None:
+                        return way, None
+                    if parts_at > (best[1] if best else at):  # otherwise it does not say the same twice
+                        best = way, parts_at
+        return best
 
 
 def _kept(prompt: int, drawn: int, block_tokens: int) -> Iterator[int]:

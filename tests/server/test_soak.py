@@ -248,6 +248,24 @@ async def test_an_answer_may_be_begun_again_in_two_places_and_counts_twice_then(
     assert len(judge.wrong) == wrong
 
 
+async def test_of_two_places_the_one_that_explains_more_is_taken():
+    """Two earlier places say the same for six tokens; taken, they would count as one beginning more."""
+    server, case, judge, found = begun_again(3)
+    recomputed = server.answer
+
+    def answer(prompt, max_tokens, salt=""):
+        drawn = len(prompt) - len(case.prompt)
+        misleading = [*found[drawn:9], *[0] * 30]
+        return misleading[:max_tokens] if drawn in (1, 2) else recomputed(prompt, max_tokens, salt)
+
+    server.answer = answer
+    judge.hear(case, Answer(0.0, token_ids=found, finish="length"))
+    assert list((await judge.look(server, preemptions=1, block_tokens=8)).values()) == [
+        "begun again behind 3 drawn tokens, with 0 tokens kept"
+    ]
+    assert judge.wrong == []
+
+
 async def test_an_answer_whose_client_left_is_explained_as_far_as_it_came():
     server, case, judge, found = begun_again(3)
     judge.hear(case, Answer(0.0, token_ids=found[:9], is_cancelled=True))
