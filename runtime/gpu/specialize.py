@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from megakernel.arrival import DEFAULT_ARRIVAL, Arrival
 from megakernel.build import BuiltStep
@@ -24,6 +24,9 @@ from runtime.gpu.tags import can_look
 
 UNLIKELY = 0x9E3779B9
 """Random data never fold to this in practice, so that what looks used costs no store."""
+
+LEAST_PACE = 0.01
+"""Slower, an issuer would not hear in time that it has to stop, and its cycles would not fit their word."""
 
 
 class KernelOptions(Frozen):
@@ -55,10 +58,16 @@ class KernelOptions(Frozen):
     logits_ahead: int | None = Field(default=None, ge=0)
     pace: float | None = Field(default=None, ge=0, le=100)
 
+    @field_validator("pace")
+    @classmethod
+    def _a_pace_moves(cls, pace: float | None) -> float | None:
+        if pace is not None and 0 < pace < LEAST_PACE:
+            raise ValueError(f"pace is {pace:g}, needed at least {LEAST_PACE}, or 0 for none")
+        return pace
+
 
 LOGITS_AHEAD = 8
 """Of four numbers tried, what a step of one row was shortest with."""
-
 
 PACE = 4 / 3
 """Slower, rows wait for their bytes; faster, what fills a ring after a stall stands before everybody's small loads."""

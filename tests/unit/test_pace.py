@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from support import small
 from support.card import chip
 
-from runtime.gpu.specialize import PACE, KernelOptions, pace_cycles, resolved, specialize
+from runtime.gpu.specialize import LEAST_PACE, PACE, KernelOptions, pace_cycles, resolved, specialize
 
 
 def test_a_pace_is_a_multiple_of_an_sms_share_of_the_streaming_rate():
@@ -36,7 +36,11 @@ def test_several_rows_have_a_pace_unless_told_otherwise(rows, options, pace):
     assert cycles == pace_cycles(step.choices.ring.copy_bytes, small.chip(), pace)
 
 
-@pytest.mark.parametrize("pace", [-0.1, 101, float("nan")])
-def test_a_pace_that_is_none_is_refused(pace):
-    with pytest.raises(ValidationError):
+@pytest.mark.parametrize("pace", [-0.1, 1e-9, 101, float("nan")])
+def test_a_pace_beyond_its_bounds_is_refused_by_name(pace):
+    with pytest.raises(ValidationError, match="pace"):
         KernelOptions(pace=pace)
+
+
+def test_the_slowest_pace_of_the_largest_copy_fits_its_word():
+    assert pace_cycles(2**17, chip(), LEAST_PACE) < 2**31
